@@ -1,0 +1,1 @@
+"""The project's package. Files are yours, folders are the machine."""

@@ -1,0 +1,1 @@
+"""The machine: gates, checks, loop, instruments. It never imports the four files that are yours."""

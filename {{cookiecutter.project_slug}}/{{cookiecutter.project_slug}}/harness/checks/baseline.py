@@ -1,0 +1,255 @@
+"""Does the model learn anything from its input? Against the best that sees none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import Check, Pipeline, inconclusive, probe
+
+EVERY_STEPS = 25  # held-out rows are scored so often
+NEUTRAL_RATES = (1e-3, 1e-2)  # of Adam, tried when the project's own optimizer hardly moves
+
+
+@dataclass(frozen=True)
+class Run:
+    """The best of one short training run, row by row on held-out data."""
+
+    rows: torch.Tensor  # (N,) held-out losses at its best step
+    start: float  # mean held-out loss before the first step
+    train_fall: float  # relative fall of the training loss
+    steps: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    gain: float  # relative, above the lowest value the loss can reach
+    z: float  # of the paired difference
+    real: Run
+    baseline: float  # mean held-out loss of the best predictor without input
+    ahead: float  # relative gain of the run on blanks over the best constant for held-out labels
+    ahead_z: float
+    how: str
+
+
+def input_independent_baseline(
+    pipeline: Pipeline,
+    *,
+    num_steps: int = 200,
+    max_rows: int = 1024,
+    min_gain: float = 0.10,
+    min_weak_gain: float = 0.01,
+    min_z: float = 3.0,
+    min_fall: float = 0.05,
+    max_leak_gain: float = 0.05,
+) -> Check:
+    """Held-out loss after at most `num_steps` project steps, against the better of the label shares
+    of training and the same model trained as long on blanked inputs.
+
+    Blank: the mean training input; inputs that are no measurements are permuted across rows.
+    Models with batch statistics are scored with those of the batch on blanks: running ones explode
+    there and make a broken model look good. Each run is taken at its best scored step. A run that
+    gains too little is repeated with Adam, and then on two more models (the median counts). Losses
+    are means over hundreds of rows: one limit in fp32 and bf16.
+    """
+    name = "input_independent_baseline"
+    needed = ("prior", "constant_outputs", "loss_per_row", "optimum_loss")
+    missing = probe.lacking(name, pipeline, task=needed)
+    if missing:
+        return missing
+    rows, good = probe.few(pipeline.validation, max_rows), (min_gain, min_z)
+    make, found = _best_way(pipeline, rows, num_steps, good)
+    if not _good(found, good):
+        others = [
+            _compare(pipeline, make, rows, seed, num_steps, good, found.how) for seed in (1, 2)
+        ]
+        found = sorted([found, *others], key=lambda comparison: comparison.gain)[1]
+    return _verdict(name, found, min_gain, min_weak_gain, min_z, min_fall, max_leak_gain)
+
+
+def _verdict(
+    name: str, c: Comparison, min_gain: float, weak: float, min_z: float, fall: float, leak: float
+) -> Check:
+    loss = c.real.rows.mean().item()
+    because = (
+        f"After {c.real.steps} steps{c.how} the held-out loss is {loss:.4g}, against "
+        f"{c.baseline:.4g} of the best predictor without input (gain {c.gain:.1%}, z {c.z:.2g})"
+    )
+    if c.ahead > leak and c.ahead_z > min_z:
+        because += f"; the model without input beats every constant answer by {c.ahead:.1%}."
+        causes = ("the label reaches the model or the loss around the input",)
+        return Check(name, "shut", c.gain, min_gain, "", because, causes)
+    if c.gain > min_gain and c.z > min_z:
+        return Check(name, "open", c.gain, min_gain, "", because + ".")
+    if c.gain > weak and c.z > min_z:
+        causes = ("inputs say little about the labels", "too little training", "most labels wrong")
+        return Check(name, "warn", c.gain, min_gain, "", because + ": weak signal.", causes)
+    if c.gain > min_gain:
+        return inconclusive(name, because + f": more held-out rows are needed for z > {min_z:g}.")
+    if c.real.train_fall < fall and loss > (1 - fall) * c.real.start:
+        because += f"; the run moves by less than {fall:.0%}: see overfit_one_batch."
+        return inconclusive(name, because, ("the model does not train",))
+    causes = (
+        "inputs do not belong to their labels (permuted, or reordered in the batch)",
+        "inputs are blanked or destroyed",
+        "validation has other labels or another preprocessing",
+    )
+    if loss > 1.5 * c.baseline or c.real.train_fall > 0.5:
+        causes = (causes[2], causes[0], causes[1])
+    because += f"; the training loss fell by {c.real.train_fall:.0%}."
+    return Check(name, "shut", c.gain, min_gain, "", because, causes)
+
+
+# ---- runs -------------------------------------------------------------------------------------
+
+
+def _best_way(
+    pipeline: Pipeline, held_out: Any, num_steps: int, good: tuple[float, float]
+) -> tuple[Callable, Comparison]:
+    """The project's optimizer; Adam at two rates as long as the input gains too little."""
+    ways: list[tuple[str, Callable]] = [("", pipeline.make_optimizer)]
+    ways += [(f" of Adam at {rate:g}", _adam(rate)) for rate in NEUTRAL_RATES]
+    tried = []
+    for how, make in ways:
+        tried.append((make, _compare(pipeline, make, held_out, 0, num_steps, good, how)))
+        if _good(tried[-1][1], good):
+            return tried[-1]
+    return max(tried, key=lambda way: (way[1].gain, way[1].real.train_fall))
+
+
+def _good(found: Comparison, good: tuple[float, float]) -> bool:
+    return found.gain > good[0] and found.z > good[1]
+
+
+def _adam(rate: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return lambda model: torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate)
+
+
+def _compare(
+    pipeline: Pipeline,
+    make: Callable,
+    held_out: Any,
+    seed: int,
+    num_steps: int,
+    good: tuple[float, float],
+    how: str,
+) -> Comparison:
+    """One run on inputs and, if it gains anything, one as long on blanks."""
+    y, floor = probe.labels(held_out), pipeline.task.optimum_loss()
+    prior = _constant(pipeline, probe.labels(pipeline.train), y)
+
+    def enough(rows: torch.Tensor) -> bool:
+        gain, z = _gain(prior, rows, floor)
+        return gain > 3 * good[0] and z > 2 * good[1]
+
+    real = _train(pipeline, make, seed, held_out, num_steps, blank=None, enough=enough)
+    gain, z = _gain(prior, real.rows, floor)
+    if gain <= good[0]:
+        return Comparison(gain, z, real, prior.mean().item(), 0.0, 0.0, how)
+    blank = _train(
+        pipeline, make, seed, held_out, real.steps, blank=_blank(pipeline), enough=lambda _: False
+    )
+    ahead = _gain(_constant(pipeline, y, y), blank.rows, floor)
+    baseline = blank.rows if blank.rows.mean() < prior.mean() else prior
+    gain, z = _gain(baseline, real.rows, floor)
+    return Comparison(gain, z, real, baseline.mean().item(), *ahead, how)
+
+
+def _constant(pipeline: Pipeline, known: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`(N,)` losses on `y` of the answer that is best for the labels `known`."""
+    task = pipeline.task
+    outputs = task.constant_outputs(task.prior(known), len(y)).to(y.device)
+    return task.loss_per_row(outputs, y).double().cpu()
+
+
+def _gain(baseline: torch.Tensor, rows: torch.Tensor, floor: float) -> tuple[float, float]:
+    """Relative gain above the floor of the loss, and the z of the paired difference."""
+    difference = baseline - rows
+    gain = (difference.mean() / (baseline.mean() - floor).clamp_min(1e-12)).item()
+    return gain, (difference.mean() / max(_error(difference), 1e-12)).item()
+
+
+def _error(difference: torch.Tensor) -> float:
+    return (difference.std() / math.sqrt(len(difference))).item() if len(difference) > 1 else 0.0
+
+
+def _train(
+    pipeline: Pipeline,
+    make: Callable,
+    seed: int,
+    held_out: Any,
+    num_steps: int,
+    *,
+    blank: Callable[[Any], Any] | None,
+    enough: Callable[[torch.Tensor], bool],
+) -> Run:
+    model = pipeline.make_model(seed).train()
+    optimizer = make(model)
+    best = first = _score(pipeline, model, held_out, blank)
+    losses: list[torch.Tensor] = []
+    for batch in probe.endless(pipeline.train):
+        if len(losses) >= num_steps:
+            break
+        given = batch if blank is None else {**batch, "x": blank(batch["x"])}
+        losses.append(pipeline.train_step(model, optimizer, given).loss)
+        if len(losses) % EVERY_STEPS == 0 or len(losses) == num_steps:
+            rows = _score(pipeline, model, held_out, blank)
+            best = rows if rows.mean() < best.mean() else best
+            if enough(best):
+                break
+    values = torch.stack(losses).tolist()
+    fall = 1 - median(values[-EVERY_STEPS:]) / median(values[:5])
+    return Run(best, first.mean().item(), fall, len(losses))
+
+
+def _score(pipeline: Pipeline, model: nn.Module, held_out: Any, blank: Callable | None) -> Any:
+    """`(N,)` held-out losses, float64 on the CPU; not finite counts as very bad."""
+    if blank is None:
+        found = pipeline.evaluate(model, held_out)
+        outputs, y = found.outputs, found.y
+    else:
+        outputs, y = _on_blanks(pipeline, model, held_out, blank)
+    return pipeline.task.loss_per_row(outputs, y).double().cpu().nan_to_num(1e6, 1e6, -1e6)
+
+
+def _on_blanks(pipeline: Pipeline, model: nn.Module, held_out: Any, blank: Callable) -> Any:
+    """Outputs with batch statistics where the model has them, without dropout."""
+    statistics = probe.batch_statistics(model)
+    kept = [{k: b.clone() for k, b in module.named_buffers()} for module in statistics]
+    model.eval()
+    for module in statistics:
+        module.train()
+    batches = probe.batches_of(held_out, min_rows=held_out.num_rows)
+    with torch.no_grad():
+        outputs = torch.cat([probe.forward(pipeline, model, blank(b["x"])) for b in batches])
+        for module, buffers in zip(statistics, kept, strict=True):
+            for key, value in module.named_buffers():
+                value.copy_(buffers[key])
+    model.train()
+    return outputs, torch.cat([batch["y"] for batch in batches])
+
+
+def _blank(pipeline: Pipeline) -> Callable[[Any], Any]:
+    """Every row becomes the mean training row; where a part of x is no measurement, whole rows are
+    permuted instead, so that lengths and masks stay plausible."""
+    x = probe.few_rows(pipeline.train, 4096)["x"]
+    parts = probe.tensors(x)
+    if all(value.is_floating_point() for value in parts.values()):
+        means = {key: value.mean(dim=0, keepdim=True) for key, value in parts.items()}
+        return lambda x: probe.like(
+            x, {key: means[key].expand_as(value) for key, value in probe.tensors(x).items()}
+        )
+
+    def permuted(x: Any) -> Any:
+        values = probe.tensors(x)
+        num_rows = len(next(iter(values.values())))
+        order = torch.randperm(num_rows).to(next(iter(values.values())).device)
+        return probe.like(x, {key: value[order] for key, value in values.items()})
+
+    return permuted

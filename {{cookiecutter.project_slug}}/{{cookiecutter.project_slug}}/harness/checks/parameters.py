@@ -1,0 +1,194 @@
+"""The parameters: does every trainable tensor take part, and no other?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from . import Check, Finding, Pipeline, probe, shut_if_any
+
+
+@dataclass
+class _Record:
+    """What happened to one trainable tensor over the steps."""
+
+    start: torch.Tensor
+    gradient: float = 0.0  # highest absolute value
+    finite: bool = True
+    changed: bool = False
+    handles: list = field(default_factory=list)
+
+
+def trainable_parameters(pipeline: Pipeline, *, num_steps: int = 3) -> Check:
+    """After `num_steps` of the project's steps every trainable tensor is in exactly one group of
+    the optimizer, got a finite gradient that is not zero, and changed; no module that takes part
+    hides its parameters; what is frozen was declared so (`Pipeline.frozen`).
+    """
+    name = "trainable_parameters"
+    model, records, hidden, optimizer = _observe(pipeline, num_steps, scale=1.0)
+    if any(r.gradient > 0 and not r.changed for r in records.values()):
+        # A rate too small for the resolution of a weight is no broken wire: look again, larger.
+        _, again, _, _ = _observe(pipeline, num_steps, scale=1e3)
+        for key, record in again.items():
+            records[key].changed |= record.changed
+    frozen = [key for key, p in model.named_parameters() if not p.requires_grad]
+    found = [
+        *_grouped(model, optimizer),
+        *_moved(records),
+        *_hidden(hidden),
+        *_frozen(pipeline, model, frozen),
+    ]
+    because = (
+        f"All {len(records)} trainable tensors are in one group, got a gradient and changed in "
+        f"{num_steps} steps"
+    )
+    good = Check(name, "open", 0.0, 0.0, "tensors", because + ".")
+    if not found and frozen and pipeline.frozen is None:
+        because += f"; {len(frozen)} are frozen without being declared ({_few(frozen)})."
+        causes = ("requires_grad was switched off by a wrong name test", "declare what is frozen")
+        return Check(name, "warn", float(len(frozen)), 0.0, "tensors", because, causes)
+    return shut_if_any(found, good)
+
+
+def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
+    """Run the steps on a fresh model and watch its parameters, and the modules that are called."""
+    model = pipeline.make_model(0).train()
+    optimizer = pipeline.make_optimizer(model)
+    probe.set_rate(optimizer, probe.base_rate(optimizer) * scale)
+    records = {}
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            record = _Record(parameter.detach().clone())
+            record.handles.append(parameter.register_hook(_watcher(record)))
+            records[key] = record
+    hidden: dict[str, int] = {}
+    known = {id(p) for p in model.parameters()}
+    known |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def called(module: nn.Module, args: tuple) -> None:
+        for key, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) not in known:
+                hidden[f"{type(module).__name__}.{key}"] = id(parameter)
+
+    handle = register_module_forward_pre_hook(called)
+    try:
+        for batch in itertools.islice(probe.endless(pipeline.train), num_steps):
+            pipeline.train_step(model, optimizer, batch)
+    finally:
+        handle.remove()
+    for key, parameter in model.named_parameters():
+        if key in records:
+            records[key].changed = not torch.equal(parameter.detach(), records[key].start)
+            records[key].handles.pop().remove()
+    return model, records, [*hidden, *_unregistered(model, known)], optimizer
+
+
+def _watcher(record: _Record) -> Callable[[torch.Tensor], None]:
+    def watch(gradient: torch.Tensor) -> None:
+        dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        record.gradient = max(record.gradient, dense.abs().max().nan_to_num(0.0).item())
+        record.finite &= bool(torch.isfinite(dense).all())
+
+    return watch
+
+
+def _unregistered(model: nn.Module, known: set[int]) -> list[str]:
+    """Parameters kept in plain lists and dicts of a module, where neither the optimizer nor `.to`
+    finds them."""
+    found = []
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_"):
+                continue
+            for parameter in _inside(value):
+                if parameter.requires_grad and id(parameter) not in known:
+                    found.append(f"{path}.{attribute}".lstrip("."))
+    return list(dict.fromkeys(found))
+
+
+def _inside(value: Any) -> Iterator[nn.Parameter]:
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _inside(item)
+    elif isinstance(value, dict):
+        yield from _inside(list(value.values()))
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _grouped(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
+    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    absent = [key for key, p in named.items() if id(p) not in held]
+    twice = [key for key, p in named.items() if held.count(id(p)) > 1]
+    foreign = len(set(held) - {id(p) for p in model.parameters()})
+    if not named:
+        yield Finding(0.0, 1.0, "the model has no trainable tensor", ("everything is frozen",))
+    if absent:
+        because = f"{len(absent)} of {len(named)} trainable tensors are in no group of the "
+        causes = ("the optimizer was built before a layer was replaced", "a group was forgotten")
+        yield Finding(float(len(absent)), 0.0, because + f"optimizer ({_few(absent)})", causes)
+    if twice:
+        because = f"{len(twice)} tensors are in two groups ({_few(twice)})"
+        yield Finding(float(len(twice)), 0.0, because, ("groups overlap",))
+    if foreign:
+        because = f"the optimizer holds {foreign} tensors that are not the model's"
+        yield Finding(float(foreign), 0.0, because, ("the optimizer was built on another model",))
+
+
+def _moved(records: dict[str, _Record]) -> Iterator[Finding]:
+    """Gradients that cancel by design (a bias before a norm) are rounding noise: they count as
+    gradients, but need not move a weight."""
+    highest = max((r.gradient for r in records.values()), default=0.0)
+    broken = [key for key, r in records.items() if not r.finite]
+    silent = [key for key, r in records.items() if r.finite and r.gradient == 0]
+    still = [key for key, r in records.items() if not r.changed and r.gradient > 1e-6 * highest]
+    if broken:
+        because = f"{len(broken)} tensors got a gradient that is not finite ({_few(broken)})"
+        yield Finding(float(len(broken)), 0.0, because, ("overflow", "log or root of zero"))
+    if silent:
+        because = f"{len(silent)} of {len(records)} trainable tensors got no gradient "
+        because += f"({_few(silent)})"
+        causes = (
+            "the graph is cut (detach, no_grad, argmax, .item) before the loss",
+            "a layer is never used",
+            "units are dead from the start",
+        )
+        yield Finding(float(len(silent)), 0.0, because, causes)
+    if still:
+        because = f"{len(still)} of {len(records)} tensors got a gradient and did not change "
+        because += f"({_few(still)})"
+        causes = (
+            "the optimizer does not hold them, or with rate 0",
+            "zero_grad stands between backward and step",
+        )
+        yield Finding(float(len(still)), 0.0, because, causes)
+
+
+def _hidden(names: list[str]) -> Iterator[Finding]:
+    if names:
+        because = f"{len(names)} parameters take part that the model does not list ({_few(names)})"
+        causes = ("layers are kept in a plain list or dict instead of nn.ModuleList",)
+        yield Finding(float(len(names)), 0.0, because, causes)
+
+
+def _frozen(pipeline: Pipeline, model: nn.Module, frozen: list[str]) -> Iterator[Finding]:
+    if pipeline.frozen is None:
+        return
+    declared = [key for key, _ in model.named_parameters() if key.startswith(pipeline.frozen)]
+    if set(declared) != set(frozen):
+        wrong = sorted(set(declared) ^ set(frozen))
+        because = f"{len(wrong)} tensors are frozen or free against the declaration ({_few(wrong)})"
+        yield Finding(float(len(wrong)), 0.0, because, ("a wrong name test for freezing",))

@@ -1,0 +1,205 @@
+"""The training step: does it do what five plain lines would?"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..loop import autocast
+from . import Check, Finding, Pipeline, probe, shut_if_any
+
+
+def reference_step(
+    pipeline: Pipeline,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: dict,
+    clip_norm: float | None,
+) -> tuple[float, float]:
+    """The five lines every training step should equal; returns loss and gradient norm."""
+    optimizer.zero_grad(set_to_none=True)
+    with autocast(pipeline.device, pipeline.precision):
+        outputs = model(batch["x"])
+    loss = pipeline.task.loss(outputs.float(), batch["y"])
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip_norm or math.inf)
+    optimizer.step()
+    return loss.item(), norm.item()
+
+
+def step_oracle(
+    pipeline: Pipeline,
+    *,
+    num_steps: int = 3,
+    max_relative_difference: float = 1e-2,
+    max_accumulation_difference: float = 1e-3,
+    min_clip_scale: float = 1e-2,
+    num_parts: int = 3,
+) -> Check:
+    """The project's step against a five-line reference on a copy of the same model.
+
+    Compared are the updates after `num_steps` steps, with the project's optimizer, with plain SGD
+    (adaptive ones hide a wrong scale) and with outputs so large that a declared clip is active.
+    `num_parts` micro-batches of unequal size must equal one batch (batch statistics and dropout
+    off). Both sides run the same arithmetic, so the limits hold in fp32 and bf16; only sums over
+    micro-batches in bf16, whose gradients have 8 bits each, get 5 times and 30 times the room.
+    """
+    name = "step_oracle"
+    batches = list(itertools.islice(probe.endless(pipeline.train), num_steps))
+    norms: list[float] = []
+    found, worst, rounded = [], 0.0, pipeline.precision == "bf16" and pipeline.accumulate > 1
+    room = max_relative_difference * (5 if rounded else 1)
+    for kind, make, gain in _ways(pipeline):
+        difference = _difference(pipeline, make, batches, gain, norms)
+        worst = max(worst, difference)
+        if difference > room and not found:
+            found.append(_name_it(pipeline, kind, difference, batches, room))
+    found += _clip(pipeline, norms[:num_steps], min_clip_scale)
+    parts, split = _parts(pipeline, batches[0], num_parts, max_accumulation_difference)
+    because = (
+        f"{num_steps} steps of the project differ from a plain reference by at most {worst:.2g} of "
+        f"the update{parts}."
+    )
+    return shut_if_any([*found, *split], Check(name, "open", worst, room, "", because))
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Plain SGD: its update is the gradient. Small enough to stay near the start."""
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def _ways(pipeline: Pipeline) -> Iterator[tuple[str, Callable, float]]:
+    yield "its own optimizer", pipeline.make_optimizer, 1.0
+    yield "plain SGD", _sgd, 1.0
+    if pipeline.clip_norm is not None:
+        yield "outputs 100 times larger, so that the clip is active", _sgd, 100.0
+
+
+def _difference(
+    pipeline: Pipeline, make: Callable, batches: list[dict], gain: float, norms: list[float]
+) -> float:
+    """Norm of the difference of two updates / norm of the reference's."""
+    ours = pipeline.make_model(0).train()
+    if pipeline.accumulate > 1:
+        _settle(ours)
+    theirs, start = copy.deepcopy(ours), _flat(ours)
+    own, reference = make(ours), make(theirs)
+    with _amplified(ours, gain), _amplified(theirs, gain):
+        for index, batch in enumerate(batches):
+            torch.manual_seed(index)  # one mask of dropout for both
+            pipeline.train_step(ours, own, batch)
+            torch.manual_seed(index)
+            _, norm = reference_step(pipeline, theirs, reference, batch, pipeline.clip_norm)
+            norms.append(norm)
+    counts = _with_signal(theirs)
+    update = (_flat(theirs) - start) * counts
+    made = (_flat(ours) - start) * counts
+    return ((made - update).norm() / update.norm().clamp_min(1e-30)).item()
+
+
+def _with_signal(model: nn.Module) -> torch.Tensor:
+    """1 for the entries of tensors whose gradient is more than rounding, else 0: adaptive optimizers
+    blow up the rounding of a gradient that cancels (a bias before BatchNorm)."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    sizes = [0.0 if p.grad is None else p.grad.norm().item() for p in trainable]
+    keep = [float(size > 1e-6 * max(sizes)) for size in sizes]
+    return torch.cat(
+        [
+            torch.full((p.numel(),), k, dtype=torch.float64, device=p.device)
+            for p, k in zip(trainable, keep, strict=True)
+        ]
+    )
+
+
+def _amplified(model: nn.Module, gain: float) -> Any:
+    return probe.seam(model, replace=lambda outputs, call: outputs * gain, inputs=False)
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def _settle(model: nn.Module) -> nn.Module:
+    """No dropout and fixed batch statistics: what makes a batch differ from its parts by design."""
+    for module in probe.batch_statistics(probe.without_dropout(model)):
+        module.eval()
+    return model
+
+
+def _name_it(
+    pipeline: Pipeline, kind: str, difference: float, batches: list[dict], limit: float
+) -> Finding:
+    """The first step alone, with plain SGD, says which part of the step is wrong."""
+    ours = _settle(pipeline.make_model(0).train())
+    theirs, start = copy.deepcopy(ours), _flat(ours)
+    pipeline.train_step(ours, _sgd(ours), batches[0])
+    reference_step(pipeline, theirs, _sgd(theirs), batches[0], pipeline.clip_norm)
+    made, asked = _flat(ours) - start, _flat(theirs) - start
+    scale = (made @ asked / (asked @ asked).clamp_min(1e-30)).item()
+    rest = ((made - scale * asked).norm() / asked.norm().clamp_min(1e-30)).item()
+    causes = [
+        (
+            made.norm() == 0,
+            "nothing is updated: zero_grad stands between backward and step, or step is missing",
+        ),
+        (
+            rest < limit and abs(scale - 1) < limit,
+            "only later steps differ: zero_grad is missing, or the step keeps state",
+        ),
+        (rest < limit and scale < 0, "the sign of the loss or gradient is flipped"),
+        (
+            rest < limit and scale < 1,
+            f"the gradient is scaled by {scale:.3g}: a clip that is not declared, or a factor",
+        ),
+        (
+            rest < limit,
+            f"the gradient is scaled by {scale:.3g}: summed instead of averaged, a clip "
+            "that does not act, or accumulation not divided",
+        ),
+        (
+            True,
+            "another loss, batch, mode or order of the lines than forward, backward, clip, step",
+        ),
+    ]
+    cause = next(text for holds, text in causes if holds)
+    because = f"with {kind}, the update differs from a plain reference by {difference:.3g} of it"
+    return Finding(difference, limit, because, (cause,))
+
+
+def _clip(pipeline: Pipeline, norms: list[float], limit: float) -> Iterator[Finding]:
+    if pipeline.clip_norm is None:
+        return
+    scale = pipeline.clip_norm / max(sorted(norms)[len(norms) // 2], 1e-30)
+    if scale < limit:
+        because = f"the clip at {pipeline.clip_norm:g} leaves {scale:.2g} of the gradient"
+        yield Finding(scale, limit, because, ("clip_norm is far below the norm of the gradient",))
+
+
+def _parts(
+    pipeline: Pipeline, batch: dict, num_parts: int, limit: float
+) -> tuple[str, list[Finding]]:
+    """Micro-batches of unequal size against one batch, by plain SGD."""
+    step, num_rows = pipeline.accumulate_step, len(batch["y"])
+    if step is None or num_rows <= num_parts:
+        return "", []
+    odd = num_rows - (num_rows % num_parts == 0)  # an odd number of rows cannot be cut evenly
+    index = torch.arange(odd, device=batch["y"].device)
+    rows = probe.take_rows(batch, index)
+    whole = _settle(pipeline.make_model(0).train())
+    parted, start = copy.deepcopy(whole), _flat(whole)
+    step(whole, _sgd(whole), rows, 1)
+    step(parted, _sgd(parted), rows, num_parts)
+    update = _flat(whole) - start
+    difference = ((_flat(parted) - start - update).norm() / update.norm().clamp_min(1e-30)).item()
+    room = limit * (1 if pipeline.precision == "fp32" else 30)
+    because = f"{num_parts} unequal micro-batches differ from one batch by {difference:.2g}"
+    if difference <= room:
+        return f", {because}", []
+    causes = ("accumulation is not divided", "means of unequal parts are averaged")
+    return "", [Finding(difference, room, because, causes)]

@@ -1,0 +1,100 @@
+"""What a launch says: a line at its start, report.md for people, the gate's table at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from . import files
+from .checks import Check
+
+SIGNS = {"open": "open", "shut": "SHUT", "warn": "warn", "not_applicable": "n/a"}
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for sentences where there is none."""
+    probe = Console(highlight=False, soft_wrap=False)
+    return probe if probe.is_terminal else Console(highlight=False, width=120, color_system=None)
+
+
+def announce(run: Any, config: Any) -> None:
+    """What was picked, before anything happens."""
+    print(
+        f"Stage {run.stage} ({run.mode}): device {run.device} (asked: {config.device}), "
+        f"{config.precision}, seed {config.seed}, {config.num_threads} thread(s), "
+        f"{run.folder.relative_to(run.artifacts.parent).as_posix()}",
+        flush=True,
+    )
+
+
+def number(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " to ".join(number(v) for v in value)
+    return "" if value is None else f"{value:.4g}"
+
+
+def print_gate(gate: dict, run: Any, order: tuple[str, ...]) -> None:
+    """Every check with its numbers, the verdict, and what to run next."""
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("check", "verdict", "value", "limit"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for check in gate["checks"]:
+        sign = SIGNS.get(check["verdict"], check["verdict"])
+        because = check["because"]
+        if check["verdict"] in ("shut", "warn", "inconclusive") and check["suspect"]:
+            because += f" Suspect: {'; '.join(check['suspect'][:3])}."
+        limit = number(check["limit"])
+        table.add_row(check["name"], sign, number(check["value"]), limit, because)
+    console().print(table)
+    print(f"\nGate {run.stage}: {gate['verdict']}.{_next(gate, run, order)}")
+
+
+def _next(gate: dict, run: Any, order: tuple[str, ...]) -> str:
+    where = "artifacts" if run.mode == "recorded" else "the run's folder"
+    if run.mode != "recorded":
+        return f" Not recorded: this is a {run.mode} run, its gate lies in {where}."
+    if gate["verdict"] == "shut":
+        return f" Read artifacts/{run.stage}/report.md, then run: python run.py stage={run.stage}"
+    after = order[order.index(run.stage) + 1 :]
+    return f" Next: python run.py stage={after[0]}" if after else " All six stages are walked."
+
+
+def write(run: Any, checks: list[Check]) -> None:
+    """report.md in the hand-off: the table, each finding with its suspects, the stage's sections."""
+    from .checks import explain
+
+    lines = [f"# {run.stage}", ""]
+    cause = explain(checks)
+    if cause:
+        lines += [f"**{cause}**", ""]
+    lines += ["| check | verdict | value | limit |", "|---|---|---|---|"]
+    for check in checks:
+        unit = f" {check.unit}" if check.unit and check.value is not None else ""
+        value = f"{number(check.value)}{unit}"
+        lines.append(f"| {check.name} | {check.verdict} | {value} | {number(check.limit)} |")
+    lines.append("")
+    for check in checks:
+        lines.append(f"- **{check.name}** ({check.verdict}): {check.because}")
+        if check.suspect and check.verdict in ("shut", "warn", "inconclusive"):
+            lines.append(f"  Suspect: {'; '.join(check.suspect)}.")
+    for section in run.sections:
+        lines += ["", section]
+    drawn = sorted(run.handoff.glob("figures/*.png"))
+    if drawn:
+        lines += ["", "## Figures", ""]
+        lines += [f"![{path.stem}](figures/{path.name})" for path in drawn]
+    files.write_text(run.handoff / "report.md", "\n".join(lines) + "\n")
+
+
+def table(rows: list[dict], columns: list[str]) -> str:
+    """A Markdown table of the given columns."""
+    body = ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
+    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join(head + body)
+
+
+def _cell(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float, list)) else str(value or "")

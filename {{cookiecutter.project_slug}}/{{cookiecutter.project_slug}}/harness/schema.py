@@ -1,0 +1,378 @@
+"""The shape of the configuration: types and keys here, values in configs/*.yaml.
+
+`validate` turns what Hydra composed into plain dataclasses and refuses what does not fit. The
+free-form nodes (data.options, model.params, model.wider, regularization.augment) are declared by
+the YAML file chosen for their group: a key that is not in that file is refused too.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+class BadInput(ValueError):
+    """What the user typed or handed over cannot be used: one line, exit code 1, no traceback."""
+
+
+# ---- groups -----------------------------------------------------------------------------------
+
+
+@dataclass
+class SplitConfig:
+    strategy: str = MISSING  # random | group | time | given | kfold
+    test: str = MISSING  # held_out | none | external
+    validation_fraction: float = MISSING
+    test_fraction: float = MISSING
+    seed: int = MISSING
+    num_folds: int = MISSING  # kfold only
+    fold: int = MISSING  # kfold only: which fold validates
+    near_together: bool = MISSING  # near duplicates, too, always fall in one split
+
+
+@dataclass
+class StatementConfig:
+    """The owner's words about the data; empty keeps the audit's gate shut."""
+
+    architecture: str = MISSING
+    because: str = MISSING
+    findings: str = MISSING
+
+
+@dataclass
+class HumanReferenceConfig:
+    value: float | None = MISSING
+    kind: str | None = MISSING  # measured | published | inter-rater | impossible
+    num_samples: int | None = MISSING
+
+
+@dataclass
+class DataConfig:
+    source: str = MISSING
+    path: str | None = MISSING
+    test_path: str | None = MISSING  # with split.test=external
+    public: bool = MISSING  # may pictures of samples be committed?
+    value_range: list[float] | None = MISSING
+    label_review: str | None = MISSING  # CSV id,verdict of reviewed suspects
+    options: dict[str, Any] = MISSING
+    split: SplitConfig = field(default_factory=SplitConfig)
+    statement: StatementConfig = field(default_factory=StatementConfig)
+    human_reference: HumanReferenceConfig = field(default_factory=HumanReferenceConfig)
+
+
+@dataclass
+class TaskConfig:
+    metric: str = MISSING
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    params: dict[str, Any] = MISSING
+    wider: dict[str, Any] = MISSING  # what more capacity means for this network
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = MISSING  # adam | adamw | sgd
+    lr: float = MISSING
+    betas: list[float] = MISSING
+    momentum: float = MISSING
+    clip_norm: float | None = MISSING
+    schedule: str = MISSING  # constant | cosine
+    warmup_fraction: float = MISSING
+    accumulate: int = MISSING
+
+
+@dataclass
+class RegularizationConfig:
+    augment: dict[str, Any] = MISSING
+    dropout: float = MISSING
+    weight_decay: float = MISSING
+    label_smoothing: float = MISSING
+    batch_size: int | None = MISSING  # null keeps the batch size of config.yaml
+    patience_epochs: int | None = MISSING  # early stopping; null trains all epochs
+
+
+@dataclass
+class LoggerConfig:
+    name: str = MISSING  # none | wandb
+    project: str | None = MISSING
+    mode: str = MISSING  # offline | online
+
+
+# ---- stages: a delta plus the limits of the gate -------------------------------------------------
+
+
+@dataclass
+class StatusStage:
+    name: str = MISSING
+
+
+@dataclass
+class DataAuditStage:
+    name: str = MISSING
+    limits: dict[str, float] = MISSING
+
+
+@dataclass
+class SkeletonStage:
+    name: str = MISSING
+    models: list[str] = MISSING
+    limits: dict[str, float] = MISSING
+
+
+@dataclass
+class OverfitStage:
+    name: str = MISSING
+    num_epochs: int = MISSING
+    num_seeds: int = MISSING
+    budget_s: float = MISSING
+    subset: int | None = MISSING
+    capacity_epochs: int = MISSING
+    lr_range_steps: int = MISSING
+    limits: dict[str, float] = MISSING
+
+
+@dataclass
+class RegularizeStage:
+    name: str = MISSING
+    num_epochs: int = MISSING
+    limits: dict[str, float] = MISSING
+
+
+@dataclass
+class TuneStage:
+    name: str = MISSING
+    num_epochs: int = MISSING
+    trial_epochs: int = MISSING
+    num_trials: int = MISSING
+    num_seeds: int = MISSING
+    sampler: str = MISSING  # random | tpe
+    prune: bool = MISSING
+    storage: str | None = MISSING  # null: a journal file below runs/; or a database URL
+    space: dict[str, Any] = MISSING
+    limits: dict[str, float] = MISSING
+
+
+@dataclass
+class SqueezeStage:
+    name: str = MISSING
+    candidates: list[str] = MISSING
+    longer_factor: float = MISSING
+    max_hard_cases: int = MISSING
+    limits: dict[str, float] = MISSING
+
+
+STAGES = {
+    "status": StatusStage,
+    "data_audit": DataAuditStage,
+    "skeleton": SkeletonStage,
+    "overfit": OverfitStage,
+    "regularize": RegularizeStage,
+    "tune": TuneStage,
+    "squeeze": SqueezeStage,
+}
+
+
+@dataclass
+class Config:
+    stage: Any = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    batch_size: int = MISSING
+    seed: int = MISSING
+    device: str = MISSING  # auto | cuda | mps | cpu
+    precision: str = MISSING  # fp32 | bf16
+    num_threads: int = MISSING
+    commit_samples: bool = MISSING
+    scratch: bool = MISSING
+    reaffirm: bool = MISSING
+    trial: int | None = MISSING
+
+
+CHOICES = {
+    "device": ("auto", "cuda", "mps", "cpu"),
+    "precision": ("fp32", "bf16"),
+    "optimizer.name": ("adam", "adamw", "sgd"),
+    "optimizer.schedule": ("constant", "cosine"),
+    "logger.name": ("none", "wandb"),
+    "logger.mode": ("offline", "online"),
+    "data.source": ("digits", "folder", "manifest"),
+    "data.split.strategy": ("random", "group", "time", "given", "kfold"),
+    "data.split.test": ("held_out", "none", "external"),
+    "stage.sampler": ("random", "tpe"),
+}
+POSITIVE = ("batch_size", "num_threads", "optimizer.lr", "optimizer.accumulate")
+
+# free-form node -> the group whose chosen YAML file declares its keys
+OPEN_NODES = {
+    "data.options": "data",
+    "model.params": "model",
+    "model.wider": "model",
+    "regularization.augment": "regularization",
+}
+
+
+def validate(composed: DictConfig, configs: Path) -> Config:
+    """The composed configuration as dataclasses, interpolations resolved.
+
+    Raises BadInput (one line) for an unknown key, naming the nearest valid one, for a value of the
+    wrong type or outside its choices, and for a key that was deleted.
+    """
+    plain = OmegaConf.create(OmegaConf.to_container(composed, resolve=True))
+    name = OmegaConf.select(plain, "stage.name")
+    if name not in STAGES:
+        raise BadInput(f"stage={name} is none of {', '.join(STAGES)}.")
+    _refuse_unknown(plain, STAGES[name], configs)
+    try:
+        stage = OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(STAGES[name]), plain.stage)
+        )
+        merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise BadInput(one_line(error)) from None
+    config.stage = stage
+    _refuse_values(config)
+    return config
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an OmegaConf or Hydra error, with the key it is about."""
+    key = getattr(error, "full_key", None)
+    first = str(error).strip().splitlines()[0]
+    return f"{key}: {first}" if key and key not in first else first
+
+
+def keys_of(node: Any, prefix: str = "") -> set[str]:
+    """Dotted keys of a nested dict, branches included."""
+    found = set()
+    for key, value in node.items():
+        found.add(f"{prefix}{key}")
+        if isinstance(value, dict):
+            found |= keys_of(value, f"{prefix}{key}.")
+    return found
+
+
+def nearest(key: str, known: set[str]) -> str:
+    """The valid key that `key` most likely meant: same last part first, then the closest text."""
+    last = {name: name.rpartition(".")[2] for name in known}
+    close = difflib.get_close_matches(key.rpartition(".")[2], last.values(), n=3, cutoff=0.5)
+    same = [name for name in known if last[name] in close]
+    pool = same or sorted(known)
+    return difflib.get_close_matches(key, sorted(pool), n=1, cutoff=0.0)[0]
+
+
+def _refuse_unknown(plain: DictConfig, stage: type, configs: Path) -> None:
+    known = _schema_keys(Config) | _schema_keys(stage, "stage.")
+    present = OmegaConf.to_container(plain)
+    shipped = OmegaConf.load(configs / "stage" / f"{plain.stage.name}.yaml").get("stage", {})
+    for node in ("stage.limits", "stage.space"):
+        known |= keys_of({node: OmegaConf.to_container(shipped).get(node.partition(".")[2], {})})
+    known |= {f"stage.limits.{key}" for key in shipped.get("limits", {})}
+    free = tuple(f"{node}." for node in (*OPEN_NODES, "stage.space"))
+    for key in sorted(keys_of(present)):
+        if key not in known and not key.startswith(free):
+            raise BadInput(
+                f"'{key}' is no key of the configuration. Nearest: '{nearest(key, known)}'. "
+                "All keys: python run.py --cfg job"
+            )
+
+
+def refuse_undeclared(composed: DictConfig, choices: dict[str, str], configs: Path) -> None:
+    """BadInput for keys and types of the free-form nodes that their YAML file does not declare."""
+    for node, group in OPEN_NODES.items():
+        declared = _declared(configs / group, choices[group], node.partition(".")[2])
+        present = OmegaConf.to_container(composed)
+        for part in node.split("."):
+            present = present.get(part) or {}
+        where = f"configs/{group}/{choices[group]}.yaml"
+        for key, value in present.items():
+            if key not in declared:
+                near = nearest(key, set(declared)) if declared else None
+                hint = f"Nearest: '{node}.{near}'. " if near else ""
+                raise BadInput(
+                    f"'{node}.{key}' is not declared in {where}. {hint}Add it there first."
+                )
+            if not _same_type(value, declared[key]):
+                raise BadInput(
+                    f"{node}.{key}={value!r} is a {type(value).__name__}, "
+                    f"{where} declares {declared[key]!r}."
+                )
+
+
+def _declared(folder: Path, choice: str, node: str) -> dict:
+    """The node in one YAML file, with what the file's own defaults list brings in."""
+    loaded = OmegaConf.load(folder / f"{choice}.yaml")
+    found: dict = {}
+    for parent in loaded.get("defaults", []):
+        if isinstance(parent, str) and parent != "_self_":
+            found |= _declared(folder, parent, node)
+    return found | (OmegaConf.to_container(loaded).get(node) or {})
+
+
+def _same_type(value: Any, declared: Any) -> bool:
+    if declared is None or value is None:
+        return True
+    if isinstance(declared, float) and isinstance(value, int) and not isinstance(value, bool):
+        return True
+    return type(value) is type(declared)
+
+
+def _schema_keys(schema: type, prefix: str = "") -> set[str]:
+    found = set()
+    for item in fields(schema):
+        found.add(f"{prefix}{item.name}")
+        if is_dataclass(item.default_factory):
+            found |= _schema_keys(item.default_factory, f"{prefix}{item.name}.")
+    return found
+
+
+def _refuse_values(config: Config) -> None:
+    for key, choices in CHOICES.items():
+        value = get_value(config, key)
+        if value is not None and value not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+            raise BadInput(f"{key}={value} is none of {', '.join(choices)}. Nearest: {near}.")
+    for key in POSITIVE:
+        if not get_value(config, key) > 0:
+            raise BadInput(f"{key}={get_value(config, key)} must be above 0.")
+    if not 0 <= config.seed < 2**31:
+        raise BadInput(f"seed={config.seed} must be between 0 and 2147483647.")
+
+
+def get_value(config: Config, key: str) -> Any:
+    """The value at a dotted key, or None where the stage has no such key."""
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+    return node
+
+
+def with_values(config: Config, values: dict[str, Any]) -> Config:
+    """A copy with the values at these dotted keys replaced. Raises BadInput for an unknown key."""
+    changed = copy.deepcopy(config)
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        node: Any = changed
+        for part in parents:
+            node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+        exists = last in node if isinstance(node, dict) else hasattr(node, last)
+        if not exists:
+            raise BadInput(f"stage.space names '{key}', which is no key of the configuration.")
+        if isinstance(node, dict):
+            node[last] = value
+        else:
+            setattr(node, last, value)
+    return changed
