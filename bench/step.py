@@ -1,14 +1,14 @@
 """What a training step costs as `fit` does it, against the same step bare.
 
-    python bench/step.py        prints the table, writes bench/results/step.json; exit 1 above a limit
+    python bench/step.py    prints the table, writes bench/results/step.json, exits 1 above a limit
 
-Ours is `train_step` with everything `fit` adds: the guard against a loss that is not finite, the
+Ours is `train_epoch` with everything `fit` adds: the guard against a loss that is not finite, the
 loss of every step kept for the history, gradient norm and update ratio every 20 steps. Bare is
-zero_grad, forward, loss, backward, clip and optimizer step and nothing else. Both train a network of
-their own from one seed on the same batches, in turns of 20 steps within one process, on one thread;
-the figures are CPU time. A turn of ours holds exactly one reading of the instruments, so the ratio
-of two neighbouring turns is the cost; the median over many such pairs is immune to what else the
-machine is doing.
+zero_grad, forward, loss, backward, clip, optimizer step, and nothing else. Both train a network of
+their own from one seed on the same batches, in turns of 20 steps within one process, on one
+thread; the figures are CPU time. A turn of ours holds exactly one reading of the instruments, so
+the ratio of two neighbouring turns is the cost; the median over many pairs does not feel what else
+the machine is doing.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ def our_turn(project: SimpleNamespace, build: Callable) -> Callable[[list[dict]]
     recorder = project.instruments.StepRecorder(network, optimizer, STEPS)
 
     def turn(batches: list[dict]) -> None:
-        for batch in batches:
-            recorder.before()
-            recorder.after(step(batch))
+        project.loop.train_epoch(step, batches, recorder)
         recorder.epoch_loss()
 
     return turn

@@ -43,6 +43,17 @@ def test_a_changed_stage_concerns_its_own_gate_and_what_is_chained_to_it(walked)
     assert walked.judge("squeeze").because == "'tune' is stale"
 
 
+def test_a_file_that_a_stage_sets_itself_up_with_is_part_of_its_evidence(tmp_path):
+    paper = PaperProject(tmp_path)
+    paper.write_source("stages/tune.py", "from . import setup\n")
+    paper.write_source("stages/setup.py", "from . import deeper\n")
+    paper.write_source("stages/deeper.py", "x = 1\n")
+    paper.walk()
+    paper.write_source("stages/deeper.py", "x = 2\n")
+    assert paper.statuses() == ["open"] * 4 + ["stale"] * 2
+    assert paper.judge("tune").because == "stages/deeper.py changed"
+
+
 def test_a_removed_source_is_said_to_be_gone(walked):
     (walked.project.source / "task.py").unlink()
     assert walked.judge("overfit").because == "task.py is gone"

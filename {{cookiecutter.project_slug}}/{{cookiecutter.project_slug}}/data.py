@@ -148,7 +148,8 @@ def _files(settings) -> list[Path]:
             f"{settings.path} holds splits ({', '.join(found)}), not classes. Name one of them as "
             "data.path, or list all in a manifest with data.options.split_column=..."
         )
-    return [path for files in found.values() for path in files]
+    # by file name, not class by class: names often tell when or by whom, and the audit looks at order
+    return sorted((p for files in found.values() for p in files), key=lambda p: (p.name, p))
 
 
 def _images(folder: Path) -> list[Path]:

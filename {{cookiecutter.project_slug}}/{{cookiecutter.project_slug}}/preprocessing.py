@@ -27,14 +27,16 @@ def decode(data: bytes) -> np.ndarray:
     uint8; deeper grey (16 bits, floats) stays as it is stored. Transparency is laid over white.
     Raises ValueError if the bytes are not a whole image.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         image.load()  # only a full decode sees a truncated file
         return np.asarray(_plain(image))
     except Exception as error:  # damaged bytes raise nearly anything in the decoders below Pillow
-        raise ValueError(f"not a readable image: {error}") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # its text holds a memory address
+        why = "of no format that Pillow knows" if unknown else error
+        raise ValueError(f"not a readable image: {why}") from error
 
 
 def _plain(image):
@@ -86,8 +88,8 @@ class Preprocessing:
         constant = np.flatnonzero(std <= 1e-9 * np.abs(mean))
         if len(constant):
             raise ValueError(
-                f"channel {constant[0]} of {channels} has one value in all training images: nothing "
-                "to learn from. For colour images with an empty channel: data.options.channels=1"
+                f"channel {constant[0]} of {channels} has one value in all training images: there "
+                "is nothing to learn from it. For grey in colour files: data.options.channels=1"
             )
         return cls(
             {
@@ -141,9 +143,9 @@ def _depth(raw: np.ndarray) -> int:
 def _asked_size(size) -> tuple[int, int] | None:
     if size is None:
         return None
-    if isinstance(size, (list, tuple)) and [type(side) for side in size] == [int, int]:
-        if min(size) > 0:
-            return tuple(size)
+    pair = isinstance(size, (list, tuple)) and len(size) == 2
+    if pair and all(type(side) is int and side > 0 for side in size):
+        return tuple(size)
     raise ValueError(f"data.options.size={size} is not [height,width] in pixels.")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import files
-from .sources import source_digest
+from .sources import siblings, source_digest
 
 LOOP = "harness/loop.py"
 # Where the data lies, and what its owner says about it, is not what the data is.
@@ -106,7 +106,8 @@ def gather(
     preprocessing are read there. `read` gives sources as they were at the launch.
     """
     from_overfit_on = project.order.index(stage) >= project.order.index("overfit")
-    names = ["data.py", "preprocessing.py", "task.py", f"stages/{stage}.py", LOOP]
+    read = read or project.read
+    names = ["data.py", "preprocessing.py", "task.py", *_stage_files(stage, read), LOOP]
     sections = ["data", "task"]
     if from_overfit_on:
         names.append("model.py")
@@ -121,8 +122,20 @@ def gather(
         "split": _digest_json(split),
         "preprocessing": files.sha256_file(state) if state.is_file() else None,
         "config": settings,
-        "sources": {name: version(name, read or project.read) for name in names},
+        "sources": {name: version(name, read) for name in names},
     }
+
+
+def _stage_files(stage: str, read: Read) -> list[str]:
+    """The stage's file, and the files beside it that it sets itself up with."""
+    found, waiting = [], [stage]
+    while waiting:
+        name = f"stages/{waiting.pop()}.py"
+        source = read(name)
+        if name not in found and (source is not None or not found):
+            found.append(name)
+            waiting += siblings(source or b"")
+    return [found[0], *sorted(found[1:])]
 
 
 def version(name: str, read: Read) -> str | None:

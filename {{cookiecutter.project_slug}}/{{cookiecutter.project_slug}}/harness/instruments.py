@@ -13,77 +13,84 @@ from torch import nn
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss is NaN or infinite."""
+    """The loss, or a figure of the training it drives, is NaN or infinite."""
+
+
+def finite(row: dict) -> dict:
+    """The row itself. Raises NonFiniteLoss naming the first figure that is no number."""
+    for key, value in row.items():
+        if not math.isfinite(value):
+            raise NonFiniteLoss(f"the {key.replace('_', ' ')} is {value} at step {row['step']}")
+    return row
 
 
 class StepRecorder:
     """Loss, gradient norm and update ratio of the steps, read from the device in one go.
 
     Update ratio = norm(change of the parameters) / norm(parameters) over all of them, measured
-    on one step in `every_steps`; its healthy range is about 1e-4 to 1e-1 per step.
+    on one step in `every_steps`; its healthy range is about 1e-4 to 1e-1 per step. That step costs
+    a copy of the parameters and six kernels; all others keep a reference to their loss.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, every_steps: int):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer, self.every_steps = optimizer, every_steps
         self.step, self.rows = 0, []
+        self._copies = [torch.empty_like(p) for p in self.parameters]
         self._pending: list[torch.Tensor] = []
         self._epoch: list[float] = []
-        self._before: list[torch.Tensor] | None = None
+        self._rate: float | None = None  # set before a step that is measured
 
     def before(self) -> None:
         if self.step % self.every_steps == 0:
-            self._before = [p.detach().clone() for p in self.parameters]
+            with torch.no_grad():
+                torch._foreach_copy_(self._copies, self.parameters)
+            self._rate = self.optimizer.param_groups[0]["lr"]  # after the step: the next one's
 
     def after(self, output: Any) -> None:
         self.step += 1
         self._pending.append(output.loss)
-        if self._before is not None:
+        if self._rate is not None:
             self._fetch(output)
 
     def epoch_loss(self) -> float:
         """Mean training loss of the steps since it was last asked (augmented, training mode)."""
-        self._read()
-        mean = float(np.mean(self._epoch)) if self._epoch else math.nan
+        self._read([])
+        mean = math.fsum(self._epoch) / len(self._epoch) if self._epoch else math.nan
         self._epoch = []
         return mean
 
+    @torch.no_grad()
     def _fetch(self, output: Any) -> None:
-        now = [p.detach() for p in self.parameters]
-        change = torch._foreach_norm(torch._foreach_sub(now, self._before))
-        size = torch._foreach_norm(self._before)
-        ratio = torch.stack(change).norm() / torch.stack(size).norm().clamp_min(1e-12)
-        grad_norm = output.grad_norm
-        if grad_norm is None:
-            grads = [p.grad for p in self.parameters if p.grad is not None]
-            grad_norm = torch.stack(torch._foreach_norm(grads)).norm()
-        self._before = None
-        ratio_, norm_ = torch.stack([ratio.float(), grad_norm.detach().float()]).tolist()
-        loss = self._read()[-1]
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.rows.append(
-            {
-                "step": self.step,
-                "loss": loss,
-                "lr": rate,
-                "grad_norm": norm_,
-                "update_ratio": ratio_,
-            }
-        )
+        sizes = torch._foreach_norm(self._copies)
+        torch._foreach_sub_(self._copies, self.parameters)
+        changes = torch._foreach_norm(self._copies)
+        if output.grad_norm is not None:
+            grads = [output.grad_norm]
+        else:
+            grads = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
+        rate, self._rate = self._rate, None
+        norms = self._read([*sizes, *changes, *grads])
+        count = len(self.parameters)
+        size, change = math.hypot(*norms[:count]), math.hypot(*norms[count : 2 * count])
+        row = {"step": self.step, "loss": self._epoch[-1], "lr": rate}
+        row |= {"grad_norm": math.hypot(*norms[2 * count :]), "update_ratio": change / (size or 1)}
+        self.rows.append(finite(row))
 
-    def _read(self) -> list[float]:
-        """The pending losses; one wait for the device."""
-        losses = torch.stack(self._pending).tolist() if self._pending else []
-        first = self.step - len(losses) + 1
-        for step, loss in enumerate(losses, start=first):
-            if not math.isfinite(loss):
-                raise NonFiniteLoss(f"the loss is {loss} at step {step}")
+    def _read(self, also: list[torch.Tensor]) -> list[float]:
+        """The values of `also`, and the pending losses into the epoch; one wait for the device."""
+        asked = [*also, *self._pending]
+        values = torch.stack(asked).tolist() if asked else []
+        losses = values[len(also) :]
         self._pending = []
+        for step, loss in enumerate(losses, start=self.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                finite({"step": step, "loss": loss})
         self._epoch += losses
-        return losses
+        return values[: len(also)]
 
 
-# ---- learning-rate range --------------------------------------------------------------------------
+# ---- learning-rate range ------------------------------------------------------------------------
 
 
 def lr_range(
@@ -166,7 +173,35 @@ def _read_range(rates, losses, smoothed, divergence) -> dict:
     }
 
 
-# ---- the shape of a curve -------------------------------------------------------------------------
+# ---- when to stop -------------------------------------------------------------------------------
+
+
+class Patience:
+    """Early stopping on a loss with its noise averaged out: value = smoothing * past + the rest.
+
+    An epoch counts as better when it lowers the smoothed loss by more than `min_delta`;
+    `num_epochs` in a row that do not end the training (None: never).
+    """
+
+    def __init__(self, num_epochs: int | None, min_delta: float, smoothing: float):
+        self.num_epochs, self.min_delta, self.smoothing = num_epochs, min_delta, smoothing
+        self.value: float | None = None
+        self.best, self.waited = math.inf, 0
+
+    def ends_with(self, loss: float) -> bool:
+        past = loss if self.value is None else self.value
+        self.value = self.smoothing * past + (1 - self.smoothing) * loss
+        if self.value < self.best - self.min_delta:
+            self.best, self.waited = self.value, 0
+        else:
+            self.waited += 1
+        return self.num_epochs is not None and self.waited >= self.num_epochs
+
+    def told(self, curve: str) -> str:
+        return f"no better smoothed {curve} loss for {self.waited} epochs"
+
+
+# ---- the shape of a curve -----------------------------------------------------------------------
 
 
 def curve_shape(losses: list[float]) -> str:
@@ -200,7 +235,7 @@ def curve_shape(losses: list[float]) -> str:
     return "still descending" if falling > 0.05 else "descended then plateaued"
 
 
-# ---- units ----------------------------------------------------------------------------------------
+# ---- units --------------------------------------------------------------------------------------
 
 
 def unit_activity(model: nn.Module, evaluate: Any, loader: Any) -> list[dict]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -31,6 +33,8 @@ from .lock import StageLock
 from .schema import BadInput, Config
 
 OPEN, FAILED, SHUT, REFUSED = 0, 1, 3, 4
+EVIDENCE = ("data", "model", "task")  # said on the command line, it decides what a gate is about
+COMMAND = re.compile(r"python run\.py( stage=\w+)?( reaffirm=true)?$", re.MULTILINE)
 
 
 def main(app: Callable, project: Project, data: ModuleType) -> int:
@@ -53,8 +57,19 @@ def main(app: Callable, project: Project, data: ModuleType) -> int:
 
 
 def _fail(error: Refused | BadInput) -> int:
-    print(error, file=sys.stderr)
+    print(_again(str(error)), file=sys.stderr)
     return REFUSED if isinstance(error, Refused) else FAILED
+
+
+def _again(text: str) -> str:
+    """`text` with the settings of this command at each command that it ends a line with."""
+    return COMMAND.sub(lambda found: found.group() + _given(), text)
+
+
+def _given() -> str:
+    """What this command says about data, model and task: the one to run next must say it, too."""
+    keys = {text: text.lstrip("+~").partition("=")[0].partition(".")[0] for text in sys.argv[1:]}
+    return "".join(f" {shlex.quote(text)}" for text, key in keys.items() if key in EVIDENCE)
 
 
 # ---- one launch -------------------------------------------------------------------------------
@@ -90,6 +105,7 @@ def _expected(
 def _print_board(config: Config, project: Project, data: ModuleType) -> int:
     now = _data_now(project, data, config)
     judged = gates.judge_all(project, dataclasses.asdict(config), now)
+    judged = [dataclasses.replace(j, command=_again(j.command)) for j in judged]
     board.print_board(judged, waivers=_waivers(project))
     return OPEN
 
@@ -97,7 +113,7 @@ def _print_board(config: Config, project: Project, data: ModuleType) -> int:
 def run_stage(
     config: Config, project: Project, data: ModuleType, *, job_folder: Path | None = None
 ) -> int:
-    """Ask, run, record. Returns the exit code; raises Refused, BadInput or what the stage raises."""
+    """Ask, run, record: the exit code. Raises Refused, BadInput or what the stage raises."""
     name, plain = config.stage.name, dataclasses.asdict(config)
     now, _ = _data_now(project, data, config), _waivers(project)
     if job_folder is not None or config.scratch:
@@ -146,7 +162,11 @@ def _act(
     )
     files.write_json(run.folder / "config.json", plain)
     report.announce(run, config)
-    checks = _checks(run, config, project)
+    try:
+        checks = _checks(run, config, project)
+    except (Refused, BadInput):
+        record.forget(run)
+        raise
     if checks is None:  # a trial of the study: it has no gate
         return OPEN
     report.write(run, checks)
@@ -164,7 +184,7 @@ def _act(
         launched=launched,
         reaffirmed=reaffirmed,
     )
-    report.print_gate(gate, run, project.order)
+    report.print_gate(gate, run, project.order, _given())
     return OPEN if gate["verdict"] == "open" else SHUT
 
 
@@ -176,6 +196,8 @@ def _checks(run: Any, config: Config, project: Project) -> list | None:
     stage = importlib.import_module(f"{project.package}.stages.{run.stage}")
     try:
         return stage.run(config, run)
+    except FileNotFoundError as error:
+        raise _not_handed_over(error, run) from None
     except NonFiniteLoss as error:
         suspects = (
             f"optimizer.lr={config.optimizer.lr:g} is too high",
@@ -183,6 +205,16 @@ def _checks(run: Any, config: Config, project: Project) -> list | None:
         )
         because = f"{error}: training diverged."
         return [Check("finite_loss", "shut", None, None, "nats", because, suspects)]
+
+
+def _not_handed_over(error: FileNotFoundError, run: Any) -> Exception:
+    """A scratch run or a job asks no gate: what an earlier stage leaves may not be there yet."""
+    path = Path(error.filename or "")
+    if run.artifacts not in path.parents:
+        return error
+    name = path.relative_to(run.artifacts).as_posix()
+    stage = name.partition("/")[0]
+    return BadInput(f"artifacts/{name} is not there: run first: python run.py stage={stage}")
 
 
 # ---- many launches ----------------------------------------------------------------------------
@@ -283,6 +315,12 @@ def _config_error(error: Exception, project: Project) -> str:
         near = schema.nearest(asked.rpartition("/")[2], set(error.options))
         group = asked.rpartition("/")[0]
         return f"{asked.replace('/', '=')} does not exist. Nearest: {group}={near}."
+    if isinstance(error, OverrideParseException):
+        hint = "a text with commas, quotes or brackets needs quotes of its own: 'key=\"a, b\"'"
+        return f"{error.override} cannot be read; {hint}."
+    if "Ambiguous value" in str(error):
+        hint = "key=[1,2] is a list, 'key=\"1,2\"' a text, and -m sweeps over the values"
+        return f"{schema.one_line(error)}: {hint}."
     cause = error.__cause__ or error
     key = getattr(cause, "full_key", None)
     if key and "is not in" in str(cause):

@@ -1,7 +1,7 @@
 """The only training step of the project, and what stands around it: loader, fit, evaluate.
 
-Every stage trains through `train_step`, every check runs this very step. Nothing here waits for the
-device within a step: losses stay on it and are read together every `FETCH_EVERY_STEPS`.
+Every stage trains through it, every check runs this very step. Nothing waits for the device within
+a step: losses stay on it and are read together every `FETCH_EVERY_STEPS`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import nn
 
-from . import files, instruments
-from .instruments import NonFiniteLoss
+from . import tracking
+from .checkpoints import cpu_state, save_checkpoint
+from .instruments import NonFiniteLoss, Patience, StepRecorder, finite
 
 FETCH_EVERY_STEPS = 20  # one wait for the device per so many steps
 
@@ -28,8 +29,8 @@ FETCH_EVERY_STEPS = 20  # one wait for the device per so many steps
 
 
 def take(x: Any, rows: torch.Tensor) -> Any:
-    """The given rows of a tensor, or of every tensor of a dict."""
-    return {key: value[rows] for key, value in x.items()} if isinstance(x, dict) else x[rows]
+    """The given rows of a tensor, or of every tensor of a (nested) dict."""
+    return {key: take(value, rows) for key, value in x.items()} if isinstance(x, dict) else x[rows]
 
 
 def to_device(x: Any, device: torch.device) -> Any:
@@ -41,7 +42,7 @@ def to_device(x: Any, device: torch.device) -> Any:
 class Loader:
     """Batches {"x", "y", "id"} of rows that lie in memory, by indexing (a DataLoader costs 1.6
     times the step on small data). Anything that iterates such dicts and has `__len__` and
-    `num_rows` can stand in its place.
+    `num_rows` can stand in its place (and `rows` and `batch_size` where training loss is watched).
 
     One epoch per iteration; the order and the augmentation follow from (seed, epoch) alone.
     `augment(x, generator) -> x` sees a batch; the stored rows never change.
@@ -75,14 +76,14 @@ class Loader:
                 batch["x"] = self.augment(batch["x"], generator)
             yield batch
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def _generator(self, device: torch.device | str) -> torch.Generator:
         return torch.Generator(device).manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
 
     def _order(self) -> torch.Tensor:
         if not self.shuffle:
             return torch.arange(self.num_rows, device=self.device)
-        cpu = torch.device("cpu")  # one order on every device
-        return torch.randperm(self.num_rows, generator=self._generator(cpu)).to(self.device)
+        same = self._generator("cpu")  # one order on every device
+        return torch.randperm(self.num_rows, generator=same).to(self.device)
 
 
 # ---- the step ---------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def train_step(
 ) -> StepOutput:
     """One optimizer step on one batch, in `accumulate` parts weighted by their rows.
 
-    Raises NonFiniteLoss before anything is changed (on the CPU; elsewhere `fit` finds it when it
+    Raises NonFiniteLoss before any weight is changed (on the CPU; elsewhere `fit` finds it when it
     reads the losses, since looking would wait for the device).
     """
     optimizer.zero_grad(set_to_none=True)
@@ -121,7 +122,9 @@ def train_step(
     for part, share in _parts(batch, accumulate):
         with autocast(part["y"].device, precision):
             outputs = model(part["x"])
-        loss = loss_fn(outputs.float(), part["y"]) * share
+        loss = loss_fn(outputs.float(), part["y"])
+        if share < 1:  # times 1 would cost a fiftieth of a small step
+            loss = loss * share
         if loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise NonFiniteLoss(f"the loss is {loss.item()}")
         loss.backward()
@@ -132,7 +135,7 @@ def train_step(
     optimizer.step()
     if scheduler is not None:
         scheduler.step()
-    return StepOutput(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), grad_norm)
+    return StepOutput(losses[0] if accumulate == 1 else torch.stack(losses).sum(), grad_norm)
 
 
 def _parts(batch: dict, count: int) -> list[tuple[dict, float]]:
@@ -143,9 +146,7 @@ def _parts(batch: dict, count: int) -> list[tuple[dict, float]]:
     return [(take(batch, part), len(part) / num_rows) for part in rows if len(part)]
 
 
-def make_optimizer(
-    settings: Any, groups: list[dict], device: torch.device
-) -> torch.optim.Optimizer:
+def make_optimizer(settings: Any, groups: list[dict], device: Any) -> torch.optim.Optimizer:
     """The optimizer named in configs/optimizer over the model's own parameter groups."""
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
@@ -157,7 +158,7 @@ def make_optimizer(
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, settings: Any, num_steps: int) -> Any:
-    """Linear warm-up over `warmup_fraction`, then constant or a half cosine to zero. Unit: steps."""
+    """Linear warm-up over `warmup_fraction`, then constant or a half cosine to zero, per step."""
     warmup = round(settings.warmup_fraction * num_steps)
     if settings.schedule == "constant" and warmup == 0:
         return None
@@ -188,7 +189,7 @@ class Evaluation:
 
 
 def evaluate(model: nn.Module, loader: Any, task: Any, *, precision: str = "fp32") -> Evaluation:
-    """Evaluation mode inside, the former mode of every module after. Never a mean of batch means."""
+    """Evaluation mode inside, each module's former mode after. Never a mean of batch means."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     outputs, targets, ids = [], [], []
@@ -220,6 +221,10 @@ class FitSettings:
     precision: str = "fp32"
     accumulate: int = 1
 
+    def __post_init__(self) -> None:
+        if self.monitor not in ("train", "validation"):
+            raise ValueError(f"monitor={self.monitor!r} is neither 'train' nor 'validation'.")
+
 
 @dataclass
 class FitResult:
@@ -250,129 +255,96 @@ def fit(
     evaluate_task: Any = None,
     scheduler: Any = None,
     folder: Path | None = None,
-    on_epoch: Callable[[dict], None] | None = None,
+    on_epoch: Iterable[Callable[[dict], None]] = (),
     announce: bool = True,
 ) -> FitResult:
     """Train until the watched curve stops falling. Both losses are measured on whole splits with
     `evaluate_task` (the task without label smoothing; default: `task`).
 
-    Writes history.jsonl and best.safetensors + best.json into `folder`. Raises ValueError for a
-    run of 0 steps and NonFiniteLoss with the step at which the loss left the numbers.
+    Writes history.jsonl and best.safetensors + best.json into `folder`; `on_epoch` are told each
+    epoch's row. Raises ValueError for a run of 0 steps, NonFiniteLoss with the step it happened at.
     """
-    planned = settings.num_epochs * len(train)
-    if planned == 0 or train.num_rows == 0:
+    if settings.num_epochs * len(train) <= 0:
         raise ValueError(
             f"nothing to train: {settings.num_epochs} epochs of {len(train)} batches are 0 steps. "
             "Raise num_epochs, or look at the split (python run.py stage=data_audit)."
         )
     if announce:
-        print(_plan(model, optimizer, train, settings, planned), flush=True)
-    judge, result, smoothed = evaluate_task or task, FitResult(), _Smoothed(settings)
-    recorder = instruments.StepRecorder(model, optimizer, FETCH_EVERY_STEPS)
-    started = time.perf_counter()
+        print(tracking.plan(model, optimizer, train, settings), flush=True)
+    watched = f"{settings.monitor}_loss"
+    patience = Patience(settings.patience_epochs, settings.min_delta, settings.smoothing)
+    judge, started = evaluate_task or task, time.perf_counter()
+    result = FitResult(stopped=f"all {settings.num_epochs} epochs done")
+    recorder = StepRecorder(model, optimizer, FETCH_EVERY_STEPS)
+    result.steps = recorder.rows
     step = bind_step(model, optimizer, task, settings, scheduler)
-    for epoch in range(1, settings.num_epochs + 1):
-        model.train()
-        for batch in train:
-            recorder.before()
-            recorder.after(step(batch))
-        row = _measure(model, train, validation, judge, settings, epoch, recorder)
-        row["time_s"] = round(time.perf_counter() - started, 3)
-        result.epochs.append(row)
-        _keep_best(result, row, settings, model, folder)
-        if on_epoch is not None:
-            on_epoch(row)
-        result.stopped = smoothed.stop(row)
-        if result.stopped:
-            break
-    result.num_steps, result.num_epochs, result.steps = recorder.step, epoch, recorder.rows
-    result.stopped = result.stopped or f"all {settings.num_epochs} epochs done"
-    if folder is not None:
-        files.append_jsonl(folder / "history.jsonl", [*result.steps, *result.epochs])
+    with (
+        tracking.history(folder, result.steps, result.epochs) as write,
+        tracking.progress(settings.num_epochs) as show,
+    ):
+        for epoch in range(1, settings.num_epochs + 1):
+            model.train()
+            train_epoch(step, train, recorder)
+            row = _measure(model, train, validation, judge, settings, epoch, recorder)
+            row["time_s"] = round(time.perf_counter() - started, 3)
+            result.epochs.append(row)
+            result.num_steps, result.num_epochs = recorder.step, epoch
+            write()
+            show(row)
+            _keep_best(result, row, watched, model, folder)
+            for tell in on_epoch:
+                tell(row)
+            if patience.ends_with(row[watched]):
+                result.stopped = patience.told(settings.monitor)
+                break
     return result
 
 
-def bind_step(
-    model, optimizer, task, settings: FitSettings, scheduler=None
-) -> Callable[[dict], StepOutput]:
-    keywords = {
-        "clip_norm": settings.clip_norm,
-        "scheduler": scheduler,
-        "precision": settings.precision,
-        "accumulate": settings.accumulate,
-    }
-    return lambda batch: train_step(model, optimizer, batch, task.loss, **keywords)
-
-
-def _plan(model, optimizer, train, settings: FitSettings, planned: int) -> str:
-    """What the configuration does not show, before the first step."""
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    rate = optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0]["lr"])
-    return (
-        f"{type(model).__name__}: {parameters:,} parameters, {train.num_rows:,} training rows, "
-        f"{len(train)} batches per epoch, at most {planned:,} steps ({settings.num_epochs} epochs), "
-        f"{type(optimizer).__name__} lr {rate:.2e}, {train.device} {settings.precision}"
+def bind_step(model, optimizer, task, settings: FitSettings, scheduler=None) -> Callable:
+    """`train_step` as these settings ask for it: batch -> StepOutput."""
+    return partial(
+        train_step,
+        model,
+        optimizer,
+        loss_fn=task.loss,
+        clip_norm=settings.clip_norm,
+        scheduler=scheduler,
+        precision=settings.precision,
+        accumulate=settings.accumulate,
     )
 
 
+def train_epoch(step: Callable, train: Any, recorder: StepRecorder) -> None:
+    """One pass over `train`. NonFiniteLoss names the step."""
+    for batch in train:
+        recorder.before()
+        try:
+            output = step(batch)
+        except NonFiniteLoss as error:
+            raise NonFiniteLoss(f"{error} at step {recorder.step + 1}") from None
+        recorder.after(output)
+
+
 def _measure(model, train, validation, task, settings, epoch, recorder) -> dict:
-    """The row of one epoch. The whole training split is evaluated only where it is watched."""
+    """The row of one epoch, all finite. The training split is scored only where it is watched."""
     row = {"epoch": epoch, "step": recorder.step, "running_train_loss": recorder.epoch_loss()}
     if settings.monitor == "train":
-        plain = Loader(train.rows, max(train.batch_size, 256), device=train.device)
+        device = next(model.parameters()).device
+        plain = Loader(train.rows, max(train.batch_size, 256), device=device)
         row["train_loss"] = evaluate(model, plain, task, precision=settings.precision).loss
     found = evaluate(model, validation, task, precision=settings.precision)
     row["validation_loss"], row[f"validation_{task.metric_name}"] = found.loss, found.metric
-    return row
+    return finite(row)
 
 
-def _keep_best(result: FitResult, row: dict, settings: FitSettings, model, folder) -> None:
-    watched = row["train_loss" if settings.monitor == "train" else "validation_loss"]
-    better = watched < result.best_loss
+def _keep_best(result: FitResult, row: dict, watched: str, model, folder) -> None:
+    better = row[watched] < result.best_loss
     better_validation = row["validation_loss"] < result.best_validation_loss
     state = cpu_state(model) if better or better_validation else {}
     if better_validation:
         result.best_validation_loss = row["validation_loss"]
         result.best_validation_epoch, result.best_validation_state = row["epoch"], state
     if better:
-        result.best_loss, result.best_epoch, result.best_state = watched, row["epoch"], state
+        result.best_loss, result.best_epoch, result.best_state = row[watched], row["epoch"], state
         if folder is not None:
             save_checkpoint(folder / "best.safetensors", state, row)
-
-
-class _Smoothed:
-    """Early stopping on the watched curve with its noise averaged out."""
-
-    def __init__(self, settings: FitSettings):
-        self.settings, self.value, self.best, self.waited = settings, None, math.inf, 0
-
-    def stop(self, row: dict) -> str:
-        """Why to stop, or ""."""
-        settings = self.settings
-        watched = row["train_loss" if settings.monitor == "train" else "validation_loss"]
-        if not math.isfinite(watched):
-            raise NonFiniteLoss(f"the {settings.monitor} loss is {watched} at step {row['step']}")
-        past = watched if self.value is None else self.value
-        self.value = settings.smoothing * past + (1 - settings.smoothing) * watched
-        if self.value < self.best - settings.min_delta:
-            self.best, self.waited = self.value, 0
-        else:
-            self.waited += 1
-        if settings.patience_epochs is not None and self.waited >= settings.patience_epochs:
-            return f"no better smoothed {settings.monitor} loss for {self.waited} epochs"
-        return ""
-
-
-# ---- weights ----------------------------------------------------------------------------------
-
-
-def cpu_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of all weights and buffers on the CPU, from whatever device."""
-    copy = {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
-    return {key: value.contiguous() for key, value in copy.items()}
-
-
-def save_checkpoint(path: Path, state: dict, about: dict) -> None:
-    """PATH.safetensors and PATH.json beside it, each whole or absent."""
-    files.write_bytes(path, save_tensors(state))
-    files.write_json(path.with_suffix(".json"), about)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -85,6 +87,15 @@ def make_folder(runs: Path, stage: str) -> Path:
             continue
         return folder
     raise FileExistsError(f"{runs / stage} has a thousand folders of this very second")
+
+
+def forget(run: Run) -> None:
+    """Remove the folder of a launch that ended before it did anything; a job's folder stays."""
+    if run.mode == "job" or {path.name for path in run.folder.iterdir()} != {"config.json"}:
+        return
+    shutil.rmtree(run.folder)
+    with contextlib.suppress(OSError):  # other launches of the stage have left theirs
+        run.folder.parent.rmdir()
 
 
 def pick_device(asked: str) -> Any:

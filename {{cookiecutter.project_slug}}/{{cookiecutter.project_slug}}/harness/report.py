@@ -35,8 +35,8 @@ def number(value: Any) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def print_gate(gate: dict, run: Any, order: tuple[str, ...]) -> None:
-    """Every check with its numbers, the verdict, and what to run next."""
+def print_gate(gate: dict, run: Any, order: tuple[str, ...], given: str = "") -> None:
+    """Every check with its numbers, the verdict, and what to run next (with `given` behind it)."""
     table = Table(show_edge=False, pad_edge=False)
     for column in ("check", "verdict", "value", "limit"):
         table.add_column(column, no_wrap=True)
@@ -49,21 +49,24 @@ def print_gate(gate: dict, run: Any, order: tuple[str, ...]) -> None:
         limit = number(check["limit"])
         table.add_row(check["name"], sign, number(check["value"]), limit, because)
     console().print(table)
-    print(f"\nGate {run.stage}: {gate['verdict']}.{_next(gate, run, order)}")
+    print(f"\nGate {run.stage}: {gate['verdict']}.{_next(gate, run, order, given)}")
 
 
-def _next(gate: dict, run: Any, order: tuple[str, ...]) -> str:
+def _next(gate: dict, run: Any, order: tuple[str, ...], given: str) -> str:
     where = "artifacts" if run.mode == "recorded" else "the run's folder"
     if run.mode != "recorded":
         return f" Not recorded: this is a {run.mode} run, its gate lies in {where}."
     if gate["verdict"] == "shut":
-        return f" Read artifacts/{run.stage}/report.md, then run: python run.py stage={run.stage}"
+        command = f"python run.py stage={run.stage}{given}"
+        return f" Read artifacts/{run.stage}/report.md, then run: {command}"
     after = order[order.index(run.stage) + 1 :]
-    return f" Next: python run.py stage={after[0]}" if after else " All six stages are walked."
+    if not after:
+        return " All six stages are walked."
+    return f" Next: python run.py stage={after[0]}{given}"
 
 
 def write(run: Any, checks: list[Check]) -> None:
-    """report.md in the hand-off: the table, each finding with its suspects, the stage's sections."""
+    """report.md in the hand-off: the table, each finding and its suspects, what the stage tells."""
     from .checks import explain
 
     lines = [f"# {run.stage}", ""]

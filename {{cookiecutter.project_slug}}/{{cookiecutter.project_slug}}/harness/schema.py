@@ -1,204 +1,26 @@
-"""The shape of the configuration: types and keys here, values in configs/*.yaml.
+"""What a configuration must be: `validate` turns what Hydra composed into plain dataclasses and
+refuses, in one line, what does not fit.
 
-`validate` turns what Hydra composed into plain dataclasses and refuses what does not fit. The
-free-form nodes (data.options, model.params, model.wider, regularization.augment) are declared by
-the YAML file chosen for their group: a key that is not in that file is refused too.
+The free-form nodes (data.options, model.params, model.wider, regularization.augment) are declared
+by the YAML file chosen for their group: a key that is not in that file is refused too.
 """
 
 from __future__ import annotations
 
 import copy
 import difflib
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from .settings import STAGES, Config
 
 
 class BadInput(ValueError):
     """What the user typed or handed over cannot be used: one line, exit code 1, no traceback."""
-
-
-# ---- groups -----------------------------------------------------------------------------------
-
-
-@dataclass
-class SplitConfig:
-    strategy: str = MISSING  # random | group | time | given | kfold
-    test: str = MISSING  # held_out | none | external
-    validation_fraction: float = MISSING
-    test_fraction: float = MISSING
-    seed: int = MISSING
-    num_folds: int = MISSING  # kfold only
-    fold: int = MISSING  # kfold only: which fold validates
-    near_together: bool = MISSING  # near duplicates, too, always fall in one split
-
-
-@dataclass
-class StatementConfig:
-    """The owner's words about the data; empty keeps the audit's gate shut."""
-
-    architecture: str = MISSING
-    because: str = MISSING
-    findings: str = MISSING
-
-
-@dataclass
-class HumanReferenceConfig:
-    value: float | None = MISSING
-    kind: str | None = MISSING  # measured | published | inter-rater | impossible
-    num_samples: int | None = MISSING
-
-
-@dataclass
-class DataConfig:
-    source: str = MISSING
-    path: str | None = MISSING
-    test_path: str | None = MISSING  # with split.test=external
-    public: bool = MISSING  # may pictures of samples be committed?
-    value_range: list[float] | None = MISSING
-    label_review: str | None = MISSING  # CSV id,verdict of reviewed suspects
-    options: dict[str, Any] = MISSING
-    split: SplitConfig = field(default_factory=SplitConfig)
-    statement: StatementConfig = field(default_factory=StatementConfig)
-    human_reference: HumanReferenceConfig = field(default_factory=HumanReferenceConfig)
-
-
-@dataclass
-class TaskConfig:
-    metric: str = MISSING
-
-
-@dataclass
-class ModelConfig:
-    name: str = MISSING
-    params: dict[str, Any] = MISSING
-    wider: dict[str, Any] = MISSING  # what more capacity means for this network
-
-
-@dataclass
-class OptimizerConfig:
-    name: str = MISSING  # adam | adamw | sgd
-    lr: float = MISSING
-    betas: list[float] = MISSING
-    momentum: float = MISSING
-    clip_norm: float | None = MISSING
-    schedule: str = MISSING  # constant | cosine
-    warmup_fraction: float = MISSING
-    accumulate: int = MISSING
-
-
-@dataclass
-class RegularizationConfig:
-    augment: dict[str, Any] = MISSING
-    dropout: float = MISSING
-    weight_decay: float = MISSING
-    label_smoothing: float = MISSING
-    batch_size: int | None = MISSING  # null keeps the batch size of config.yaml
-    patience_epochs: int | None = MISSING  # early stopping; null trains all epochs
-
-
-@dataclass
-class LoggerConfig:
-    name: str = MISSING  # none | wandb
-    project: str | None = MISSING
-    mode: str = MISSING  # offline | online
-
-
-# ---- stages: a delta plus the limits of the gate -------------------------------------------------
-
-
-@dataclass
-class StatusStage:
-    name: str = MISSING
-
-
-@dataclass
-class DataAuditStage:
-    name: str = MISSING
-    limits: dict[str, float] = MISSING
-
-
-@dataclass
-class SkeletonStage:
-    name: str = MISSING
-    models: list[str] = MISSING
-    limits: dict[str, float] = MISSING
-
-
-@dataclass
-class OverfitStage:
-    name: str = MISSING
-    num_epochs: int = MISSING
-    num_seeds: int = MISSING
-    budget_s: float = MISSING
-    subset: int | None = MISSING
-    capacity_epochs: int = MISSING
-    lr_range_steps: int = MISSING
-    limits: dict[str, float] = MISSING
-
-
-@dataclass
-class RegularizeStage:
-    name: str = MISSING
-    num_epochs: int = MISSING
-    limits: dict[str, float] = MISSING
-
-
-@dataclass
-class TuneStage:
-    name: str = MISSING
-    num_epochs: int = MISSING
-    trial_epochs: int = MISSING
-    num_trials: int = MISSING
-    num_seeds: int = MISSING
-    sampler: str = MISSING  # random | tpe
-    prune: bool = MISSING
-    storage: str | None = MISSING  # null: a journal file below runs/; or a database URL
-    space: dict[str, Any] = MISSING
-    limits: dict[str, float] = MISSING
-
-
-@dataclass
-class SqueezeStage:
-    name: str = MISSING
-    candidates: list[str] = MISSING
-    longer_factor: float = MISSING
-    max_hard_cases: int = MISSING
-    limits: dict[str, float] = MISSING
-
-
-STAGES = {
-    "status": StatusStage,
-    "data_audit": DataAuditStage,
-    "skeleton": SkeletonStage,
-    "overfit": OverfitStage,
-    "regularize": RegularizeStage,
-    "tune": TuneStage,
-    "squeeze": SqueezeStage,
-}
-
-
-@dataclass
-class Config:
-    stage: Any = MISSING
-    data: DataConfig = field(default_factory=DataConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    batch_size: int = MISSING
-    seed: int = MISSING
-    device: str = MISSING  # auto | cuda | mps | cpu
-    precision: str = MISSING  # fp32 | bf16
-    num_threads: int = MISSING
-    commit_samples: bool = MISSING
-    scratch: bool = MISSING
-    reaffirm: bool = MISSING
-    trial: int | None = MISSING
 
 
 CHOICES = {
@@ -213,7 +35,32 @@ CHOICES = {
     "data.split.test": ("held_out", "none", "external"),
     "stage.sampler": ("random", "tpe"),
 }
-POSITIVE = ("batch_size", "num_threads", "optimizer.lr", "optimizer.accumulate")
+# Numbers beyond their types. A stage has only some of these keys, and null passes where it may.
+POSITIVE = (
+    "batch_size",
+    "num_threads",
+    "optimizer.lr",
+    "optimizer.clip_norm",
+    "optimizer.accumulate",
+    "regularization.batch_size",
+    "regularization.patience_epochs",
+    "stage.num_epochs",
+    "stage.num_seeds",
+    "stage.trial_epochs",
+    "stage.num_trials",
+    "stage.capacity_epochs",
+    "stage.lr_range_steps",
+    "stage.budget_s",
+    "stage.subset",
+    "stage.longer_factor",
+    "stage.max_hard_cases",
+)
+SHARES = (
+    "optimizer.warmup_fraction",
+    "optimizer.momentum",
+    "regularization.dropout",
+    "regularization.label_smoothing",
+)
 
 # free-form node -> the group whose chosen YAML file declares its keys
 OPEN_NODES = {
@@ -323,7 +170,7 @@ def _declared(folder: Path, choice: str, node: str) -> dict:
 
 
 def _same_type(value: Any, declared: Any) -> bool:
-    if declared is None or value is None:
+    if declared is None:
         return True
     if isinstance(declared, float) and isinstance(value, int) and not isinstance(value, bool):
         return True
@@ -345,11 +192,26 @@ def _refuse_values(config: Config) -> None:
         if value is not None and value not in choices:
             near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
             raise BadInput(f"{key}={value} is none of {', '.join(choices)}. Nearest: {near}.")
-    for key in POSITIVE:
-        if not get_value(config, key) > 0:
-            raise BadInput(f"{key}={get_value(config, key)} must be above 0.")
+    for key in (*POSITIVE, *SHARES):
+        value = get_value(config, key)
+        if value is None:
+            continue
+        if key in POSITIVE and not value > 0:
+            raise BadInput(f"{key}={value} must be above 0.")
+        if key in SHARES and not 0 <= value < 1:
+            raise BadInput(f"{key}={value} must be at least 0 and below 1.")
+    if not config.regularization.weight_decay >= 0:
+        decay = config.regularization.weight_decay
+        raise BadInput(f"regularization.weight_decay={decay} must be at least 0.")
+    betas = config.optimizer.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise BadInput(f"optimizer.betas={betas} must be two numbers of at least 0 and below 1.")
     if not 0 <= config.seed < 2**31:
         raise BadInput(f"seed={config.seed} must be between 0 and 2147483647.")
+    if config.data.split.test == "external" and not config.data.test_path:
+        raise BadInput(
+            "data.split.test=external needs data.test_path=..., of the same form as data.path."
+        )
 
 
 def get_value(config: Config, key: str) -> Any:

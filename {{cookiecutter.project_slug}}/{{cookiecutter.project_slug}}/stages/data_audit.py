@@ -6,7 +6,6 @@ If it fails suspect: the data; or the statement in configs/data is not written y
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from .. import data, preprocessing
 from ..harness import audit, files, splits
 from ..harness.audit import report as told
-from ..harness.audit.duplicates import near_clusters
+from ..harness.audit.duplicates import exact_clusters, near_clusters
 from ..harness.checks.owner import statement
 from ..harness.schema import BadInput
 from ..task import Task
@@ -41,7 +40,7 @@ def run(cfg, run):
     files.write_json(run.handoff / "report.json", result.row())
 
     # ---- draw and tell
-    told.draw(run, result, subject, lambda row: task.draw(raws[row]))
+    told.draw(run, result, subject, lambda row: task.draw(data.read(found.raw[row])))
     run.tell(told.sections(result))
     return [
         *(found.check() for found in result.statements),
@@ -57,20 +56,21 @@ def _read_all(found):
             raws.append(data.read(raw))
         except (ValueError, OSError) as error:
             raws.append(None)
-            unreadable[name] = str(error)
+            unreadable[name] = getattr(error, "strerror", None) or str(error)  # without the path
     return raws, unreadable
 
 
 def _freeze(cfg, run, found, raws, hashes):
     """The split, in which duplicates stay together and known rows stay put, and preprocessing."""
     recorded = run.earlier("data_audit", "splits.json")
-    former = splits.read(recorded) if recorded.exists() else None
+    frozen = recorded.exists() and run.mode == "recorded"  # free play may split as it likes
+    former = splits.read(recorded) if frozen else None
     settings = asdict(cfg.data.split)
     near = settings.pop("near_together")
     readable = [row for row, raw in enumerate(raws) if raw is not None]
     options = cfg.data.options
     try:
-        clusters = _alike(hashes)
+        clusters = exact_clusters(hashes)
         if near:
             everything = preprocessing.Preprocessing.fit([raws[r] for r in readable], options)
             vectors = np.stack([everything(raws[row]).numpy().ravel() for row in readable])
@@ -82,15 +82,6 @@ def _freeze(cfg, run, found, raws, hashes):
         return split, preprocessing.Preprocessing.fit(rows, options)
     except ValueError as error:
         raise BadInput(str(error)) from None
-
-
-def _alike(hashes):
-    """Rows of the same content."""
-    rows = defaultdict(list)
-    for row, content in enumerate(hashes):
-        if content:
-            rows[content].append(row)
-    return [alike for alike in rows.values() if len(alike) > 1]
 
 
 def _subject(cfg, found, raws, hashes, split, prepared, task):

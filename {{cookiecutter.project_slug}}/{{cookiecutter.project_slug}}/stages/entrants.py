@@ -120,11 +120,12 @@ def final_table(
 
 
 def interval(found: Scored, task: Any) -> list[float] | None:
-    """Wilson interval of the joint answers' share of correct rows; None for other metrics."""
+    """95 % Wilson interval of an accuracy on these rows; None for other metrics. A mean over seeds
+    has the interval of one model with that mean: the rows are what is uncertain."""
     if task.metric_name != "accuracy":
         return None
-    correct = int(task.correct(found.joint.outputs, found.joint.y).sum())
-    return list(hard_cases.wilson(correct, found.joint.num_rows))
+    num_rows = found.joint.num_rows
+    return list(hard_cases.wilson(round(found.metric * num_rows), num_rows))
 
 
 def weights_digest(states: list[dict[str, torch.Tensor]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..harness.sources import source_digest
 from . import entrants, setup
 
 NUM_GOLDEN = 16
+NUM_PARITY = 512
 
 
 class Bundle(bundle.Bundle):
@@ -92,9 +94,7 @@ def _test_baseline(title: str, loaded: setup.Loaded, rows: dict) -> dict:
 
 def write_bundle(cfg, loaded, run, states, chosen, scored) -> None:
     """bundle/ in the hand-off: the chosen model with all that answers a request."""
-    ids = scored.joint.ids[:NUM_GOLDEN]
-    row_of = {row: place for place, row in enumerate(loaded.validation["id"].tolist())}
-    places = torch.tensor([row_of[row] for row in ids.tolist()])
+    proof = on_cpu(cfg, loaded, run, chosen, states, NUM_GOLDEN)
     shape = list(loaded.train["x"].shape[1:])
     names = ("preprocessing.py", "model.py", "task.py")
     metric = loaded.task.metric_name
@@ -126,26 +126,35 @@ def write_bundle(cfg, loaded, run, states, chosen, scored) -> None:
         },
         sources={n: source_digest(setup.SOURCE.joinpath(n).read_bytes()) for n in names},
         golden={
-            "raws": [data.read(loaded.records.raw[row]) for row in ids.tolist()],
-            "x": loaded.validation["x"][places],
-            "outputs": scored.joint.outputs[:NUM_GOLDEN],
+            "raws": [data.read(loaded.records.raw[row]) for row in proof["rows"]],
+            "x": proof["x"],
+            "outputs": proof["scored"].joint.outputs,
         },
     )
 
 
-def parity(loaded: setup.Loaded, run: Any, scored: entrants.Scored) -> dict:
-    """The bundle as a server loads it against the training path, on every validation row."""
+def on_cpu(cfg, loaded, run, name: str, states: list[dict], num_rows: int) -> dict:
+    """The training path of an entrant on the first validation rows, on the processor that serves:
+    another one rounds differently."""
+    part = {key: value[:num_rows] for key, value in loaded.validation.items()}
+    here = replace(run, device=torch.device("cpu"))
+    scored = entrants.score(cfg, loaded, here, name, states[:1] if name == "tune" else states, part)
+    return {"rows": part["id"].tolist(), "x": part["x"], "scored": scored}
+
+
+def parity(cfg, loaded, run, name: str, states: list[dict]) -> dict:
+    """The bundle as a server loads it against the training path, on up to 512 validation rows."""
     served = Bundle.load(run.result("bundle"))
-    rows = scored.joint.ids.tolist()
-    answers = served.predict_batch([data.read(loaded.records.raw[row]) for row in rows])
-    ours = loaded.task.predict(scored.joint.outputs).tolist()
-    place = {row: k for k, row in enumerate(loaded.validation["id"].tolist())}
-    x = torch.stack([served.prepare(data.read(loaded.records.raw[row])) for row in rows])
-    trained = loaded.validation["x"][torch.tensor([place[row] for row in rows])]
+    proof = on_cpu(cfg, loaded, run, name, states, NUM_PARITY)
+    trained = proof["scored"].joint
+    raws = [data.read(loaded.records.raw[row]) for row in proof["rows"]]
+    answers = [answer["class"] for answer in served.predict_batch(raws)]
+    x = torch.stack([served.prepare(raw) for raw in raws])
+    ours = loaded.task.predict(trained.outputs).tolist()
     return {
-        "num_rows": len(rows),
-        "inputs_equal": torch.equal(x, trained),
-        "answers_differ": sum(a["class"] != b for a, b in zip(answers, ours, strict=True)),
-        "largest_gap": (served.outputs(x) - scored.joint.outputs).abs().max().item(),
+        "num_rows": len(raws),
+        "inputs_equal": torch.equal(x, proof["x"]),
+        "answers_differ": sum(a != b for a, b in zip(answers, ours, strict=True)),
+        "largest_gap": (served.outputs(x) - trained.outputs).abs().max().item(),
         "tolerance": bundle.OUTPUT_TOLERANCE,
     }

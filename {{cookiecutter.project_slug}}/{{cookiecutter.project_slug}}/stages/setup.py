@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from .. import data, model, preprocessing
-from ..harness import files, instruments, loop, records
+from ..harness import files, instruments, loop, records, tracking
 from ..harness.checks import Pipeline
 from ..harness.evidence import NOT_EVIDENCE
 from ..harness.gates import DataNow
@@ -156,7 +156,7 @@ def train(
     monitor: str = "validation",
     params: dict | None = None,
     folder: Path | None = None,
-    on_epoch: Callable[[dict], None] | None = None,
+    on_epoch: Callable[[dict], None] = lambda row: None,
     announce: bool = True,
 ) -> tuple[torch.nn.Module, FitResult]:
     """One training run as configured: the network (as the last epoch left it) and its result."""
@@ -172,19 +172,24 @@ def train(
         accumulate=cfg.optimizer.accumulate,
     )
     smoothed = Task(cfg.task, loaded.records.class_names, cfg.regularization.label_smoothing)
-    result = loop.fit(
-        network,
-        optimizer,
-        batches,
-        validation_loader(loaded, run.device),
-        smoothed,
-        settings,
-        evaluate_task=loaded.task,
-        scheduler=loop.make_scheduler(optimizer, cfg.optimizer, num_epochs * len(batches)),
-        folder=folder,
-        on_epoch=on_epoch,
-        announce=announce,
-    )
+    name = folder.name if folder else f"seed-{seed}"
+    tracker = tracking.open_tracker(cfg.logger, run, asdict(cfg), name)
+    try:
+        result = loop.fit(
+            network,
+            optimizer,
+            batches,
+            validation_loader(loaded, run.device),
+            smoothed,
+            settings,
+            evaluate_task=loaded.task,
+            scheduler=loop.make_scheduler(optimizer, cfg.optimizer, num_epochs * len(batches)),
+            folder=folder,
+            on_epoch=(tracker.log, on_epoch),
+            announce=announce,
+        )
+    finally:
+        tracker.finish()
     return network, result
 
 

@@ -46,7 +46,8 @@ def run(cfg, run):
     # ---- act: open the seal once, write the bundle
     if not run.reaffirm:
         sealed.read_test(tuned, loaded, run, models, scored, chosen, audit)
-        sealed.write_bundle(tuned, loaded, run, models[chosen], chosen, scored[chosen])
+        states = models[chosen][:1] if chosen == "tune" else models[chosen]
+        sealed.write_bundle(tuned, loaded, run, states, chosen, scored[chosen])
     final = files.read_json(run.result("final.json"))
 
     # ---- draw and tell
@@ -60,7 +61,7 @@ def run(cfg, run):
         measured.sealed_test(final),
         measured.stands(final),
         measured.above_baseline_on_test(final),
-        measured.bundle_parity(sealed.parity(loaded, run, scored[chosen])),
+        measured.bundle_parity(sealed.parity(tuned, loaded, run, chosen, models[chosen])),
         human_reference(pipeline),
     ]
 

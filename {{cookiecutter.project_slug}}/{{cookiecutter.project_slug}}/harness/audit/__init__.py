@@ -48,7 +48,7 @@ class Audit:
         return next(found for found in self.statements if found.axis == axis)
 
     def handoff(self) -> dict:
-        """What later stages read, and nothing that would make them stale when a sentence changes."""
+        """What later stages read, and nothing that makes them stale when a sentence changes."""
         ladder = {
             name: {key: rounded(value) for key, value in scores.items()}
             for name, scores in self.ladder.items()

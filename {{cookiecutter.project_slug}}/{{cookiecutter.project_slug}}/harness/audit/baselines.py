@@ -49,11 +49,9 @@ def probabilities(
     seed: int = 0,
 ) -> np.ndarray:
     """(N, num_classes) float64 probabilities; a class that train lacks gets the smallest share."""
-    if name == "majority":
+    if name == "majority" or len(np.unique(y_train)) < 2:
         counts = np.bincount(y_train, minlength=num_classes) + 1.0
         return np.tile(counts / counts.sum(), (len(x), 1))
-    if len(np.unique(y_train)) < 2:
-        return np.tile(np.eye(num_classes)[y_train[0]], (len(x), 1))
     model = _model(name, len(x_train), seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a probe that has not converged is still a probe

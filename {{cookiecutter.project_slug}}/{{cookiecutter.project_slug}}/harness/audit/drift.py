@@ -193,7 +193,7 @@ def order_and_groups(subject: Subject, limits: Limits, seed: int) -> Statement:
     rows = subject.learnable
     labels, x = subject.labels[rows], subject.compact[rows]
     place = _places(subject, rows)
-    near, _ = neighbours.nearest(x, x, np.arange(len(rows)))
+    near = np.searchsorted(rows, subject.learnable_graph.indices)
     ratio, fires = follows_order(near, place, labels, rng)
     control = _plant_order(x, labels, rng)
     right = {name: _right(subject, x, labels, fold_of) for name, fold_of in
@@ -215,10 +215,9 @@ def order_and_groups(subject: Subject, limits: Limits, seed: int) -> Statement:
         verdict="warn" if shared or (matters and by_chance) else "open",
         because=f"Rows that look alike stand {ratio:.2f} times as far apart in the order as chance "
         f"would put them; a neighbours probe scores {scores}: {_advice(subject, matters, shared)}",
-        suspect=(
-            "rows come source by source (writer, patient, day): name groups, or split by time",
-            "groups are shared across splits",
-        ),
+        suspect=("the split does not follow the groups",)
+        if shared
+        else ("rows come source by source (writer, patient, day): name groups, or split by time",),
         more={"distance_ratio": ratio, "groups_shared": float(shared)}
         | {f"accuracy on {name} folds": float(hits.mean()) for name, hits in right.items()},
     )
@@ -272,7 +271,7 @@ def _ways_to_fold(
 ) -> dict[str, np.ndarray]:
     """Folds (M,) at random (duplicates together), contiguous within each class, and by group."""
     labels = subject.labels[rows]
-    clusters = duplicates.clusters(subject)[rows]
+    clusters = duplicates.learnable_clusters(subject)
     in_order = np.zeros(len(rows), dtype=np.int64)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

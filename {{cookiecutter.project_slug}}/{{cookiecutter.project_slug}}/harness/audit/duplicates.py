@@ -36,11 +36,12 @@ def near_clusters(vectors: np.ndarray, rows: np.ndarray | None = None) -> list[l
     return exact_clusters([str(name) for name in cluster], rows)
 
 
-def clusters(subject: Subject) -> np.ndarray:
-    """(N,) cluster of every row: exact and near duplicates belong together."""
-    links = [pair for group in exact_clusters(subject.inputs) for pair in pairwise(group)]
-    pairs, _ = neighbours.near_pairs(subject.graph)
-    return neighbours.join([*links, *pairs], len(subject.ids))
+def learnable_clusters(subject: Subject) -> np.ndarray:
+    """(M,) cluster of every row of `subject.learnable`: exact and near duplicates together."""
+    groups = exact_clusters(subject.inputs, subject.learnable)
+    links = [pair for group in groups for pair in pairwise(group)]
+    pairs, _ = neighbours.near_pairs(subject.learnable_graph)
+    return neighbours.join([*links, *pairs], len(subject.ids))[subject.learnable]
 
 
 # --------------------------------------------------------------------------- exact

@@ -137,8 +137,9 @@ def label_noise(
         + f"; of {control.planted} labels flipped in a copy it found {control.found}.",
         ids=ids,
         suspect=(
-            "labels are wrong: review the listed rows and correct them",
-            "classes overlap, so that hard rows look wrong: review to tell",
+            "labels are wrong: correct them",
+            "classes overlap, so that hard rows look wrong: review "
+            f"{min(REVIEW_SIZE, len(ids))} suspects (data.label_review) to tell",
         ),
         more={"flagged": len(ids), "probe_accuracy": accuracy, "reviewed": len(answers)},
     )
@@ -160,7 +161,7 @@ def _probe(subject: Subject, rows: np.ndarray, seed: int) -> tuple[str, np.ndarr
     """The better probe by out-of-fold log loss: its name, shares (M, C), accuracy, and control."""
     rng = np.random.default_rng([seed, 12])
     labels, x = subject.labels[rows], subject.compact[rows]
-    fold_of = neighbours.folds(labels, duplicates.clusters(subject)[rows], NUM_FOLDS, rng)
+    fold_of = neighbours.folds(labels, duplicates.learnable_clusters(subject), NUM_FOLDS, rng)
     nearest = neighbours.voters(x, fold_of)
 
     def out_of_fold(name: str, given: np.ndarray) -> np.ndarray:

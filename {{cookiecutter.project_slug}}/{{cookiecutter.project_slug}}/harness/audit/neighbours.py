@@ -97,7 +97,8 @@ def graph(compact: np.ndarray, full: np.ndarray, rows: np.ndarray) -> Graph:
     indices, distances = nearest(compact, full, rows)
     if not len(indices):
         return Graph(rows, indices, distances, 0.0, 0.0)
-    apart = distances[distances[:, 0] > 0, 0]
+    apart = np.where(distances > 0, distances, np.inf).min(axis=1)
+    apart = apart[np.isfinite(apart)]
     scale = float(np.median(apart)) if len(apart) else 0.0
     return Graph(rows, indices, distances, scale, scale * near_factor(distances))
 
@@ -166,6 +167,8 @@ def voters(x: np.ndarray, fold_of: np.ndarray) -> np.ndarray:
 
     k = min(NUM_VOTERS, min(int(np.sum(fold_of != fold)) for fold in np.unique(fold_of)))
     found = np.zeros((len(x), k), dtype=np.int64)
+    if k == 0:  # all rows are one cluster, so in one fold
+        return found
     for fold in np.unique(fold_of):
         inside, others = fold_of == fold, np.flatnonzero(fold_of != fold)
         search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x[others])
@@ -177,4 +180,4 @@ def votes(labels: np.ndarray, found: np.ndarray, num_classes: int) -> np.ndarray
     """(M, num_classes) share of each row's voters that carry each label."""
     counts = np.zeros((len(found), num_classes))
     np.add.at(counts, (np.arange(len(found))[:, None], labels[found]), 1)
-    return counts / found.shape[1]
+    return counts / max(found.shape[1], 1)

@@ -24,10 +24,22 @@ def sections(found: Audit) -> str:
     ladder = [{"baseline": name} | scores for name, scores in found.ladder.items()]
     lines = ["## Axes", "", table([s.row() for s in found.statements], list(AXES)), ""]
     lines += ["## Baselines, scored on validation", "", table(ladder, list(ladder[0])), ""]
+    lines += ["## Rows to look at", "", *_listed(found), ""]
     lines += ["## Draft of the statement", ""]
     lines += ["Read it, decide, and write your own into `statement` of the data's file:", ""]
     lines += [f"- {name}: {text}" for name, text in found.draft.items()]
     return "\n".join(lines)
+
+
+def _listed(found: Audit) -> list[str]:
+    """The rows that each axis names; all of them are in report.json."""
+    lines = []
+    for statement in found.statements:
+        ids, more = statement.ids[:MOST], len(statement.ids) - MOST
+        if ids:
+            rest = f" and {more:,} more" if more > 0 else ""
+            lines.append(f"- {statement.axis}: {', '.join(ids)}{rest}")
+    return lines or ["None."]
 
 
 def draw(run: Any, found: Audit, subject: Subject, picture: Callable[[int], Any]) -> None:

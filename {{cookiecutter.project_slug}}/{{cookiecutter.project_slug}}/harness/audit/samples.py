@@ -165,10 +165,10 @@ def outliers(subject: Subject, limits: Limits, seed: int) -> Statement:
 
 def class_distance(subject: Subject, points: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """(M,) distance of `points` (M, D) to the centroid of the class of `rows`, over the class's
-    median distance; centroids are of train rows.
+    median distance; centroids are of train rows, for a train row of the others.
 
-    In the space of the whole rows: a projection fits the rows it was made of better than others,
-    and would make outliers of them.
+    In the space of the whole rows. A projection, or a centroid that a row had a part in, fits the
+    rows it was made of better than new ones, and in many dimensions all these are outliers.
     """
     train = subject.rows("train")
     train_labels, labels = subject.labels[train], subject.labels[rows]
@@ -181,6 +181,8 @@ def class_distance(subject: Subject, points: np.ndarray, rows: np.ndarray) -> np
         usual = np.median(np.linalg.norm(members - centroid, axis=1))
         inside = labels == label
         gaps = np.linalg.norm(points[inside] - centroid, axis=1)
+        own = (subject.split[rows[inside]] == "train") & (len(members) > 1)
+        gaps[own] *= len(members) / max(len(members) - 1, 1)
         result[inside] = gaps / usual if usual > 0 else gaps
     return result
 

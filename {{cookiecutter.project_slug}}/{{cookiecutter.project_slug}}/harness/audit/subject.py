@@ -113,6 +113,11 @@ class Subject:
         rows = neighbours.sample(self.readable)
         return neighbours.graph(self.compact, self.vectors, rows)
 
+    @cached_property
+    def learnable_graph(self) -> neighbours.Graph:
+        """Nearest neighbours among `learnable`: nothing in it depends on a test row."""
+        return neighbours.graph(self.compact, self.vectors, self.learnable)
+
     def names(self, rows: Sequence[int] | np.ndarray) -> tuple[str, ...]:
         return tuple(self.ids[row] for row in rows)
 

@@ -191,51 +191,47 @@ def run_checks(
 
 # ---- reading several --------------------------------------------------------------------------
 
-# Cause before consequence: a broken part also breaks the checks listed with it. Read from the top,
-# the first one that shut is the one to repair; those it explains are not findings of their own.
-_EXPLAINS = (
-    ("split_parity", ("last_seam", "input_independent_baseline")),
-    (
-        "last_seam",
-        ("loss_at_init", "prior_bias", "input_independent_baseline", "overfit_one_batch"),
+# Cause before consequence: a broken part also breaks the checks listed with it. The first one that
+# shut is the one to repair; those it explains are not findings of their own.
+_TRAINING = ("overfit_one_batch", "input_independent_baseline")
+_START = ("loss_at_init", "prior_bias")
+_EXPLAINS = {
+    "split_parity": ("last_seam", "step_oracle", "human_metric", *_START, *_TRAINING),
+    "last_seam": (
+        *("trainable_parameters", "sample_boundary", "step_oracle", "human_metric", "modes"),
+        *("split_parity", *_START, *_TRAINING),
     ),
-    (
-        "loss_contract",
-        (
-            "loss_at_init",
-            "prior_bias",
-            "step_oracle",
-            "overfit_one_batch",
-            "input_independent_baseline",
-            "trainable_parameters",
-            "sample_boundary",
-        ),
+    "loss_contract": (
+        *("step_oracle", "trainable_parameters", "sample_boundary", "human_metric"),
+        *(*_START, *_TRAINING),
     ),
-    ("modes", ("human_metric", "step_oracle", "input_independent_baseline", "loss_at_init")),
-    ("step_oracle", ("trainable_parameters", "overfit_one_batch", "input_independent_baseline")),
-    (
-        "trainable_parameters",
-        ("overfit_one_batch", "input_independent_baseline", "sample_boundary"),
-    ),
-    ("sample_boundary", ("overfit_one_batch", "input_independent_baseline")),
-    ("loss_at_init", ("prior_bias", "overfit_one_batch", "input_independent_baseline")),
-    ("overfit_one_batch", ("input_independent_baseline",)),
-)
+    "modes": ("human_metric", "step_oracle", "loss_at_init", *_TRAINING),
+    "human_metric": ("last_seam", "modes", "split_parity", *_TRAINING),
+    "sample_boundary": ("step_oracle", "loss_at_init", "trainable_parameters", *_TRAINING),
+    "step_oracle": ("trainable_parameters", *_TRAINING),
+    "trainable_parameters": ("sample_boundary", *_TRAINING),
+    "loss_at_init": ("prior_bias", *_TRAINING),
+    "prior_bias": _TRAINING,
+    "overfit_one_batch": ("input_independent_baseline",),
+}
 
 
 def explain(checks: Iterable[Check]) -> str | None:
-    """The one cause that explains what shut, and what it leaves unexplained; None if none shut."""
-    shut = {check.name: check for check in checks if check.verdict == "shut"}
-    if not shut:
+    """The one cause that explains the rest, and what it leaves unexplained; None if none is bad."""
+    bad = {c.name: c for c in checks if c.verdict in ("shut", "inconclusive")}
+    shut = [name for name, check in bad.items() if check.verdict == "shut"]
+    if not bad:
         return None
-    explained = next(
-        ((name, effects) for name, effects in _EXPLAINS if name in shut),
-        (next(iter(shut)), ()),
-    )
-    cause, effects = shut[explained[0]], explained[1]
-    follows = [name for name in shut if name in effects]
+    causes = [name for name in _EXPLAINS if name in shut]
+    cause = bad[(causes or shut or list(bad))[0]]
+    effects = _EXPLAINS.get(cause.name, ())
+    follows = [name for name in bad if name in effects]
     apart = [name for name in shut if name != cause.name and name not in effects]
     likely = f" ({cause.suspect[0]})" if cause.suspect else ""
     text = f"Repair {cause.name} first{likely}"
-    text += f": it explains {' and '.join(follows)}" if follows else ""
-    return text + (f"; {' and '.join(apart)} stand apart." if apart else ".")
+    text += f": it explains {_listed(follows)}" if follows else ""
+    return text + (f". {_listed(apart)} stand apart." if apart else ".")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]

@@ -54,8 +54,8 @@ def loss_contract(
         task.flat_loss(torch.ones(task.num_outputs).numpy() / task.num_outputs),
     )
     found = [
-        *_optimum(task, ask, y, best, flat, max_optimum_share),
         *_uniform(task, ask, y, flat, max_relative_gap),
+        *_optimum(task, ask, y, best, flat, max_optimum_share),
         *_formula(task, ask, y, max_relative_gap),
         *_doubled(task, ask, y, max_relative_gap),
         *_classes(task, ask, y, max_class_ratio),
@@ -119,6 +119,7 @@ def _optimum(task, ask: Ask, y, best: float, flat: float, limit: float) -> Itera
         causes = [
             (loss < best - 1e-3, "the sign is flipped, or NLL is taken of raw logits"),
             (abs(loss - twice) < 0.02 * twice, "a softmax or sigmoid stands before the loss"),
+            (loss > SCALE / 2, "labels are changed or reordered before the loss"),
             (outputs is moved, "a ReLU stands between the model and the loss"),
             (True, "a softmax, a scale or another class order before the loss"),
         ]
@@ -137,7 +138,9 @@ def _uniform(task, ask: Ask, y, flat: float, limit: float) -> Iterator[Finding]:
         (abs(loss / flat / len(y) - 1) < 0.05, "the loss is summed over rows, not averaged"),
         (abs(loss / flat * task.num_outputs - 1) < 0.05, "the mean also runs over the classes"),
         (abs(loss / math.log(len(y)) - 1) < 0.05, "softmax runs over the batch axis"),
-        (abs(loss) < 0.1 * flat, "NLL is taken of raw logits"),
+        (abs(loss + flat) < 0.05 * flat, "the sign of the loss is flipped"),
+        (abs(loss) < 0.01 * flat, "NLL is taken of raw logits"),
+        (abs(loss - math.log(2)) < 0.01, "a binary loss stands where classes exclude each other"),
         (True, "another loss, a weight or a factor than the task declares"),
     ]
     cause = next(text for holds, text in causes if holds)

@@ -206,5 +206,7 @@ def prior_bias(
         "the shares are set in another class order",
         "the last layer has no bias",
     )
+    if loss > 1.1 * task.flat_loss(prior):  # worse than saying nothing
+        causes = (causes[1], causes[0], causes[2])
     verdict = "open" if good else "shut"
     return Check(name, verdict, ratio, max_loss_ratio, "", because + ".", () if good else causes)

@@ -27,13 +27,13 @@ def modes(pipeline: Pipeline, *, max_rows: int = 256) -> Check:
         first = _evaluate(pipeline, model, held_out, seed=1)
         second = _evaluate(pipeline, model, held_out, seed=2)
     moved = [key for key, value in _state(model).items() if not _same(value, before[key])]
-    after_evaluate = _state(model)
+    after_evaluate, restored = _state(model), _flags(model) == expected
     optimizer = pipeline.make_optimizer(model)
     with _watched(model) as in_step:
         for batch in probe.batches_of(pipeline.train, min_rows=2 * 64)[:2]:
             pipeline.train_step(model, optimizer, batch)
     found = [
-        *_wrong_flags(in_evaluate, in_step, expected),
+        *_wrong_flags(in_evaluate, in_step, expected, restored),
         *_unequal(pipeline, first, second),
         *_moved_in_evaluation(moved),
         *_statistics(model, after_evaluate, expected),
@@ -74,7 +74,9 @@ def _evaluate(pipeline: Pipeline, model: nn.Module, loader: Any, *, seed: int) -
     return pipeline.evaluate(model, loader).outputs
 
 
-def _wrong_flags(in_evaluate: list, in_step: list, expected: dict[str, bool]) -> Iterator[Finding]:
+def _wrong_flags(
+    in_evaluate: list, in_step: list, expected: dict[str, bool], restored: bool
+) -> Iterator[Finding]:
     training = {path for flags in in_evaluate for path, flag in flags.items() if flag}
     if training:
         because = f"{len(training)} of {len(expected)} modules are in training mode in evaluation"
@@ -83,10 +85,8 @@ def _wrong_flags(in_evaluate: list, in_step: list, expected: dict[str, bool]) ->
     wrong = {p for flags in in_step for p, flag in flags.items() if flag != expected.get(p, flag)}
     if wrong:
         because = f"{len(wrong)} of {len(expected)} modules are in the wrong mode in the step"
-        causes = (
-            "evaluation does not put the modes back and the step does not call model.train()",
-            "the step calls model.eval()",
-        )
+        left = "evaluation does not put the modes back and the step does not call model.train()"
+        causes = ("the step calls model.eval()",) if restored else (left,)
         yield Finding(float(len(wrong)), 0.0, because, causes)
 
 

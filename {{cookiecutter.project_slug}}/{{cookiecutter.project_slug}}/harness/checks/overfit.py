@@ -18,6 +18,7 @@ from .step import reference_step
 FIGURE = "overfit_one_batch.png"
 EVERY_STEPS = 20
 MIN_OWN_FALL = 0.05  # relative, of the loss at the project's own rate
+MAX_DECAY_SHARE = 1e-3  # of the weights, per step
 IDLE_STEPS = 120  # a rate that has moved nothing by then is given up for the next
 PARTS = ("train_step", "decay", "clip", "dropout", "augment")
 
@@ -26,6 +27,7 @@ PARTS = ("train_step", "decay", "clip", "dropout", "augment")
 class Trial:
     """One attempt to learn the examples by heart."""
 
+    seed: int
     rate: float
     start: float
     losses: list[float]
@@ -72,17 +74,44 @@ def overfit_one_batch(
         return inconclusive(name, because, ("training rows repeat", "there is only one class"))
     recipe = _Recipe(frozenset(PARTS), num_steps, max_loss_share)
     trials = list(_attempts(pipeline, rows, recipe, rates, num_models))
+    if not trials[-1].passed:
+        trials += _longer(pipeline, rows, recipe, trials)
     last = trials[-1]
     limit = _target(pipeline, last.start, max_loss_share)
     count = len(rows["y"])
     because = f"{count} examples reach a loss of {last.score:.3g} from {last.start:.3g}"
     because += f" and {pipeline.task.metric_name} {last.metric:.3g} in {len(last.losses)} steps"
-    if last.passed and len(trials) == 1:
-        return Check(name, "open", last.score, limit, "", because + ".", (), FIGURE)
-    if last.passed:
+    if last.passed and len(trials) > 1:
         return _late(name, trials, limit, because)
+    if last.passed:
+        return _shrinking(
+            pipeline, Check(name, "open", last.score, limit, "", because + ".", (), FIGURE)
+        )
     best = min(trials, key=lambda trial: trial.score)
     return _failed(pipeline, name, rows, recipe, rates, best)
+
+
+def _longer(pipeline: Pipeline, rows: dict, recipe: _Recipe, trials: list[Trial]) -> list[Trial]:
+    """The best attempt with four times the steps, if it had come halfway: slow is not stuck."""
+    best = min(trials, key=lambda trial: trial.score)
+    if best.score > _target(pipeline, best.start, 0.5):
+        return []
+    patient = replace(recipe, num_steps=4 * recipe.num_steps)
+    return [_attempt(pipeline, rows, patient, best.seed, best.rate, patient=True)]
+
+
+def _shrinking(pipeline: Pipeline, passed: Check) -> Check:
+    """Learned by heart; but weights that decay within a few hundred steps keep nothing they learn
+    from the rest of the data (learning rate x weight decay, per step; 1e-4 is usual)."""
+    groups = pipeline.make_optimizer(pipeline.make_model(0)).param_groups
+    share = max(float(g["lr"]) * float(g.get("weight_decay") or 0.0) for g in groups)
+    if share <= MAX_DECAY_SHARE:
+        return passed
+    because = f"{passed.because[:-1]}, but weight decay takes {share:.1%} of the weights per step."
+    verdict = "shut" if share > 5 * MAX_DECAY_SHARE else "warn"
+    causes = ("weight_decay is far too high for this learning rate",)
+    limit = MAX_DECAY_SHARE
+    return Check(passed.name, verdict, share, limit, "per step", because, causes, FIGURE)
 
 
 def _late(name: str, trials: list[Trial], limit: float, because: str) -> Check:
@@ -199,7 +228,7 @@ def _attempt(
             losses.append(torch.tensor(math.inf, device=pipeline.device))
         done = len(losses) >= recipe.num_steps or not math.isfinite(float(losses[-1]))
         if done or len(losses) % EVERY_STEPS == 0:
-            found = _judge(pipeline, model, loader, losses, recipe.max_share, rate)
+            found = _judge(pipeline, model, loader, losses, recipe.max_share, (seed, rate))
             idle = len(losses) >= IDLE_STEPS and min(found.losses) > 0.98 * found.start
             if found.passed or done or (idle and not patient):
                 break
@@ -218,7 +247,7 @@ def _step(
 
 
 def _judge(
-    pipeline: Pipeline, model: nn.Module, loader: Any, losses: list, share: float, rate: float
+    pipeline: Pipeline, model: nn.Module, loader: Any, losses: list, share: float, way: tuple
 ) -> Trial:
     values = torch.stack(losses).tolist()
     tail = sorted(values[-EVERY_STEPS:])
@@ -237,7 +266,7 @@ def _judge(
     target = _target(pipeline, values[0], share)
     passed = score <= target and (math.isinf(top) or math.isclose(metric, top))
     passed = passed and score >= pipeline.task.optimum_loss() - 1e-3
-    return Trial(rate, values[0], values, score, metric, passed, found.outputs, found.y)
+    return Trial(*way, values[0], values, score, metric, passed, found.outputs, found.y)
 
 
 def _target(pipeline: Pipeline, start: float, share: float) -> float:

@@ -12,14 +12,12 @@ from ..loop import take
 from . import Finding, Pipeline, probe
 
 
-def labels_closed(
-    pipeline: Pipeline, train: torch.Tensor, held_out: torch.Tensor
-) -> Iterator[Finding]:
-    """Label closure, for exclusive classes."""
+def labels_closed(pipeline: Pipeline) -> Iterator[Finding]:
+    """Labels are whole and in range, every output owns one, none is new in validation."""
     task = pipeline.task
     if task.targets != "exclusive":
         return
-    both = torch.cat([train, held_out])
+    both = torch.cat([probe.labels(pipeline.train), probe.labels(pipeline.validation)])
     if both.is_floating_point() or both.min() < 0 or both.max() >= task.num_outputs:
         because = f"labels run from {both.min().item():g} to {both.max().item():g} as {both.dtype}"
         because += f", outputs from 0 to {task.num_outputs - 1}"

@@ -20,6 +20,8 @@ class _Record:
 
     start: torch.Tensor
     gradient: float = 0.0  # highest absolute value
+    reached: bool = False  # by a gradient, be it zero
+    used: bool = False  # its module is called
     finite: bool = True
     changed: bool = False
     handles: list = field(default_factory=list)
@@ -68,11 +70,13 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
             record.handles.append(parameter.register_hook(_watcher(record)))
             records[key] = record
     hidden: dict[str, int] = {}
+    used: set[int] = set()
     known = {id(p) for p in model.parameters()}
     known |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def called(module: nn.Module, args: tuple) -> None:
         for key, parameter in module.named_parameters(recurse=False):
+            used.add(id(parameter))
             if parameter.requires_grad and id(parameter) not in known:
                 hidden[f"{type(module).__name__}.{key}"] = id(parameter)
 
@@ -85,6 +89,7 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
     for key, parameter in model.named_parameters():
         if key in records:
             records[key].changed = not torch.equal(parameter.detach(), records[key].start)
+            records[key].used = id(parameter) in used
             records[key].handles.pop().remove()
     return model, records, [*hidden, *_unregistered(model, known)], optimizer
 
@@ -93,6 +98,7 @@ def _watcher(record: _Record) -> Callable[[torch.Tensor], None]:
     def watch(gradient: torch.Tensor) -> None:
         dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         record.gradient = max(record.gradient, dense.abs().max().nan_to_num(0.0).item())
+        record.reached = True
         record.finite &= bool(torch.isfinite(dense).all())
 
     return watch
@@ -138,7 +144,8 @@ def _grouped(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Fin
         yield Finding(0.0, 1.0, "the model has no trainable tensor", ("everything is frozen",))
     if absent:
         because = f"{len(absent)} of {len(named)} trainable tensors are in no group of the "
-        causes = ("the optimizer was built before a layer was replaced", "a group was forgotten")
+        causes = ("a group was forgotten", "the optimizer was built before a layer was replaced")
+        causes = causes[::-1] if foreign else causes
         yield Finding(float(len(absent)), 0.0, because + f"optimizer ({_few(absent)})", causes)
     if twice:
         because = f"{len(twice)} tensors are in two groups ({_few(twice)})"
@@ -161,11 +168,10 @@ def _moved(records: dict[str, _Record]) -> Iterator[Finding]:
     if silent:
         because = f"{len(silent)} of {len(records)} trainable tensors got no gradient "
         because += f"({_few(silent)})"
-        causes = (
-            "the graph is cut (detach, no_grad, argmax, .item) before the loss",
-            "a layer is never used",
-            "units are dead from the start",
-        )
+        dead = ("units are dead from the start", "everything starts at zero")
+        cut = ("the graph is cut (detach, no_grad, argmax, .item)", "a layer is never used")
+        cut = cut if any(records[key].used for key in silent) else cut[::-1]
+        causes = dead if all(records[key].reached for key in silent) else cut
         yield Finding(float(len(silent)), 0.0, because, causes)
     if still:
         because = f"{len(still)} of {len(records)} tensors got a gradient and did not change "

@@ -144,8 +144,8 @@ def forward(pipeline: Pipeline, model: nn.Module, x: Any) -> torch.Tensor:
 
 
 def warmed(pipeline: Pipeline, seed: int, num_steps: int = 5) -> nn.Module:
-    """A model after a few of the project's steps, by Adam at a rate that moves it: a last layer that
-    starts at zero says something then, a dead one still does not."""
+    """A model after a few of the project's steps, by Adam at a rate that moves it: a last layer
+    that starts at zero says something then, a dead one still does not."""
     model = pipeline.make_model(seed).train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _, batch in zip(range(num_steps), endless(pipeline.train), strict=False):

@@ -59,7 +59,7 @@ def step_oracle(
         difference = _difference(pipeline, make, batches, gain, norms)
         worst = max(worst, difference)
         if difference > room and not found:
-            found.append(_name_it(pipeline, kind, difference, batches, room))
+            found.append(_name_it(pipeline, kind, difference, batches[0], gain, room))
     found += _clip(pipeline, norms[:num_steps], min_clip_scale)
     parts, split = _parts(pipeline, batches[0], num_parts, max_accumulation_difference)
     because = (
@@ -104,8 +104,8 @@ def _difference(
 
 
 def _with_signal(model: nn.Module) -> torch.Tensor:
-    """1 for the entries of tensors whose gradient is more than rounding, else 0: adaptive optimizers
-    blow up the rounding of a gradient that cancels (a bias before BatchNorm)."""
+    """1 for the entries of tensors whose gradient is more than rounding, else 0: adaptive
+    optimizers blow up the rounding of a gradient that cancels (a bias before BatchNorm)."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     sizes = [0.0 if p.grad is None else p.grad.norm().item() for p in trainable]
     keep = [float(size > 1e-6 * max(sizes)) for size in sizes]
@@ -133,13 +133,14 @@ def _settle(model: nn.Module) -> nn.Module:
 
 
 def _name_it(
-    pipeline: Pipeline, kind: str, difference: float, batches: list[dict], limit: float
+    pipeline: Pipeline, kind: str, difference: float, batch: dict, gain: float, limit: float
 ) -> Finding:
     """The first step alone, with plain SGD, says which part of the step is wrong."""
     ours = _settle(pipeline.make_model(0).train())
     theirs, start = copy.deepcopy(ours), _flat(ours)
-    pipeline.train_step(ours, _sgd(ours), batches[0])
-    reference_step(pipeline, theirs, _sgd(theirs), batches[0], pipeline.clip_norm)
+    with _amplified(ours, gain), _amplified(theirs, gain):
+        pipeline.train_step(ours, _sgd(ours), batch)
+        reference_step(pipeline, theirs, _sgd(theirs), batch, pipeline.clip_norm)
     made, asked = _flat(ours) - start, _flat(theirs) - start
     scale = (made @ asked / (asked @ asked).clamp_min(1e-30)).item()
     rest = ((made - scale * asked).norm() / asked.norm().clamp_min(1e-30)).item()

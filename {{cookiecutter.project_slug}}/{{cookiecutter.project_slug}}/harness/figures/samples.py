@@ -17,7 +17,7 @@ def draw_sheet(
 ) -> None:
     """The samples at these rows, eight to a line. An unreadable one is drawn as an empty frame."""
     columns = min(8, max(1, len(rows)))
-    figure, axes = canvas(columns, math.ceil(len(rows) / columns), width=1.2, height=1.45)
+    figure, axes = canvas(columns, math.ceil(len(rows) / columns), width=1.2, height=1.6)
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, row in zip(axes.flat, rows, strict=False):
@@ -25,7 +25,7 @@ def draw_sheet(
             axis.imshow(draw(row), cmap="gray")
         except (ValueError, OSError):
             axis.text(0.5, 0.5, "unreadable", ha="center", va="center", fontsize=7)
-        axis.set_title(caption(row), fontsize=7)
+        axis.set_title(caption(row).replace("$", r"\$"), fontsize=7)  # no formula
     save(figure, path)
 
 
@@ -35,7 +35,9 @@ def draw_class_histogram(path: Path, counts: dict[str, np.ndarray], names: tuple
     axis, width = axes[0][0], 0.8 / max(1, len(counts))
     for index, (split, values) in enumerate(counts.items()):
         axis.bar(np.arange(len(names)) + index * width, values, width, label=split)
-    axis.set_xticks(np.arange(len(names)) + 0.4 - width / 2, names, rotation=45, fontsize=7)
+    labels = [name.replace("$", r"\$") for name in names]
+    axis.set_xticks(np.arange(len(names)) + 0.4 - width / 2, labels, rotation=45, fontsize=7)
     axis.set_ylabel("rows")
-    axis.legend(fontsize=7)
+    axis.set_ylim(0, 1.35 * max(1, max(values.max() for values in counts.values())))
+    axis.legend(fontsize=7, ncols=3)
     save(figure, path)
