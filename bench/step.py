@@ -37,6 +37,7 @@ BATCH_SIZE, CLIP_NORM, LR = 64, 10.0, 3e-3
 
 def load_project() -> SimpleNamespace:
     """The template's own modules by path: they hold no Jinja, so nothing need be baked."""
+    sys.dont_write_bytecode = True  # a bake would copy what lies in the template's folders
     package = ROOT / "{{cookiecutter.project_slug}}" / "{{cookiecutter.project_slug}}"
     spec = importlib.util.spec_from_file_location(
         "project", package / "__init__.py", submodule_search_locations=[str(package)]

@@ -1,11 +1,13 @@
 """Bakes: projects made from the working tree, in temporary folders, with nobody's settings."""
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import walking
 from bakes import ROOT
 from cookiecutter.main import cookiecutter
 
@@ -56,3 +58,45 @@ def run_cookiecutter(config_file, tmp_path) -> Callable[..., subprocess.Complete
         return subprocess.run(command, **(settings | kwargs))
 
     return run
+
+
+# ---- the walk -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def walks(bake) -> tuple[walking.Walk, walking.Walk]:
+    """Two bakes with the default settings: one walked to the end, one as far as overfit, at once.
+
+    Read them, never launch anything in them."""
+    first, second = bake(), bake()
+    return tuple(
+        walking.together(
+            lambda: walking.walk(first), lambda: walking.walk(second, walking.STAGES[:3])
+        )
+    )
+
+
+@pytest.fixture
+def copies(tmp_path) -> Iterator[Callable[[Path], Path]]:
+    """`copies(project)` is a copy to launch in and to break; it is gone after the test."""
+    made = []
+
+    def copy(project: Path) -> Path:
+        made.append(tmp_path / f"copy-{len(made)}" / project.name)
+        return walking.copy(project, made[-1])
+
+    yield copy
+    for path in made:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def walked(walks, copies) -> Path:
+    """A copy of the project that walked all six stages."""
+    return copies(walks[0].project)
+
+
+@pytest.fixture
+def fresh(default_project, copies) -> Path:
+    """A copy of a bake that has not been launched yet."""
+    return copies(default_project)

@@ -1,8 +1,8 @@
 """Run inside a project (`python facts.py` there): what its code and configuration say, as JSON.
 
-Reads {"launches": [[...]], "settings": [[...]]} from standard input: overrides that must fit as they
-stand, and overrides that must fit some stage. A process of its own, so that two bakes never meet in
-one interpreter.
+Reads {"launches": [[...]], "settings": [[...]]} from standard input: overrides that must fit as
+they stand, and overrides that must fit some stage. A process of its own, so that two bakes never
+meet in one interpreter.
 """
 
 import importlib

@@ -35,7 +35,7 @@ def test_the_next_command_is_that_of_the_first_gate_that_is_not_open(paper):
     assert [row["status"] for row in plain["stages"]][:3] == ["open", "open", "shut"]
     assert plain["stages"][2]["why"] == "final_loss 0.5 > 0.1"
     assert plain["next"] == [
-        "Next. Suspect first: lr too low. Mend it, then run",
+        "Next. Repair final_loss first (lr too low). Then run",
         "python run.py stage=overfit",
     ]
 
@@ -103,3 +103,10 @@ def test_a_waiver_that_no_gate_has_used_yet_is_shown_as_such(paper):
 
 def test_every_status_has_a_colour():
     assert set(board.COLOURS) == set(gates.STATUSES)
+
+
+def test_a_command_is_never_broken_over_two_lines(paper):
+    paper.walk("skeleton")
+    cause = ("a suspect " + "that is described at length " * 4,)
+    paper.record("overfit", [check("final_loss", "shut", 0.5, 0.1, suspect=cause)])
+    assert printed(judged(paper)).rstrip().endswith("\npython run.py stage=overfit")

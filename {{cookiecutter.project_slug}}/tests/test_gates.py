@@ -141,7 +141,8 @@ def test_a_shut_gate_names_its_first_shut_check_with_value_and_limit(paper):
     assert str(refused.value) == (
         "Stage 'tune' is locked: 'regularize' is shut, generalization_gap 0.41 > 0.3 "
         "(artifacts/regularize/gate.json).\n"
-        "Suspect first: too little dropout. Mend it, then run: python run.py stage=regularize"
+        "Repair generalization_gap first (too little dropout). Then run: "
+        "python run.py stage=regularize"
     )
 
 

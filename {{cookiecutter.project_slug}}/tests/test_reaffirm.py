@@ -147,3 +147,39 @@ def test_figures_of_the_former_run_stay(walked):
     walked.record("overfit", contents={"figures/loss.png": "png"}, reaffirmed="loss.py changed")
     figures = walked.artifact("overfit", "figures")
     assert sorted(path.name for path in figures.iterdir()) == ["curves.png", "loss.png"]
+
+
+# ---- a waiver after the fact --------------------------------------------------------------------
+
+WAIVER = gates.active_waivers([{"check": "curve_shape", "reason": "the last epoch is an outlier"}])
+
+
+def shut_by_curve_shape(paper, stage="overfit"):
+    paper.walk("skeleton")
+    paper.record(stage, [check(), check("curve_shape", "shut", 2.0, 1.0)])
+
+
+def test_a_waiver_opens_a_shut_gate_without_training_again(tmp_path):
+    paper = PaperProject(tmp_path)
+    shut_by_curve_shape(paper)
+    own = paper.ask("overfit", reaffirm=True, waivers=WAIVER)
+    checks = [check(), check("curve_shape", "shut", 2.0, 1.0)]
+    gate = paper.record("overfit", checks, contents={}, reaffirmed=own.because, waivers=WAIVER)
+    assert gate["verdict"] == "open"
+    assert paper.judge("overfit").status == "open"
+
+
+def test_a_waiver_of_another_check_does_not(tmp_path):
+    paper = PaperProject(tmp_path)
+    shut_by_curve_shape(paper)
+    other = gates.active_waivers([{"check": "lr_range", "reason": "seen"}])
+    with pytest.raises(gates.Refused, match="cannot be reaffirmed: its gate is shut"):
+        paper.ask("overfit", reaffirm=True, waivers=other)
+
+
+def test_a_waiver_does_not_revive_evidence_about_other_code(tmp_path):
+    paper = PaperProject(tmp_path)
+    shut_by_curve_shape(paper)
+    paper.write_source("model.py", "class Net:\n    width = 3\n")
+    with pytest.raises(gates.Refused, match="cannot be reaffirmed"):
+        paper.ask("overfit", reaffirm=True, waivers=WAIVER)

@@ -123,7 +123,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _files(settings) -> list[Path]:
-    """The image files, sorted: DIR/CLASS/**, or the manifest itself and then its own in order."""
+    """The image files: DIR/CLASS/**, sorted; or the manifest itself, then its own in its order."""
     root = _root(settings)
     if settings.source == "manifest":
         column = settings.options["path_column"]
@@ -148,15 +148,15 @@ def _files(settings) -> list[Path]:
             f"{settings.path} holds splits ({', '.join(found)}), not classes. Name one of them as "
             "data.path, or list all in a manifest with data.options.split_column=..."
         )
-    # by file name, not class by class: names often tell when or by whom, and the audit looks at order
-    return sorted((p for files in found.values() for p in files), key=lambda p: (p.name, p))
+    # by file name, not class by class: names often tell when or by whom, the audit looks at order
+    together = (path for files in found.values() for path in files)
+    return sorted(together, key=lambda path: (path.name, path.as_posix()))
 
 
 def _images(folder: Path) -> list[Path]:
     """All images below, hidden ones (.thumbnails/a.png, ._a.png) left out."""
     files = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    shown = (p for p in files if not any(s.startswith(".") for s in p.relative_to(folder).parts))
-    return sorted(shown, key=lambda path: path.as_posix())
+    return [p for p in files if not any(s.startswith(".") for s in p.relative_to(folder).parts)]
 
 
 def _rows(settings) -> list[dict]:

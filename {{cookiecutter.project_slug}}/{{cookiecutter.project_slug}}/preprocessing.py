@@ -74,6 +74,7 @@ class Preprocessing:
         """Constants from the training rows only, in float64.
 
         `options.size` [H, W] resizes every image; without it all must have one size (ValueError).
+        `options.value_range` [low, high] is what values may be, in training and when serving.
         """
         asked = _asked_size(options.get("size"))
         size = asked or _common_size(raws)
@@ -97,6 +98,7 @@ class Preprocessing:
                 "resize": RESIZE if asked else None,
                 "size": list(size),
                 "channels": channels,
+                "value_range": options.get("value_range"),
                 "mean": mean.tolist(),
                 "std": std.tolist(),
             }
@@ -112,6 +114,7 @@ class Preprocessing:
                 f"width). To resize all: data.options.size=[{height},{width}]"
             )
         image = _shape(raw, self.size, self.channels).astype(np.float32)
+        refuse_range(raw, self.state["value_range"])
         image = (image - self._mean) / self._std
         return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
 
@@ -134,6 +137,15 @@ class Preprocessing:
     @classmethod
     def load(cls, path: Path) -> Preprocessing:
         return cls(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def refuse_range(raw: np.ndarray, value_range: list[float] | None) -> None:
+    """ValueError for values that the data declares impossible: most often, another scale."""
+    low, high = value_range or (-math.inf, math.inf)
+    if raw.size and not (low <= raw.min() and raw.max() <= high):
+        raise ValueError(
+            f"values from {raw.min():g} to {raw.max():g}, but data.value_range is [{low:g}, {high:g}]"
+        )
 
 
 def _depth(raw: np.ndarray) -> int:

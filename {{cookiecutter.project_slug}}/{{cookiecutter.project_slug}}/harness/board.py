@@ -58,7 +58,8 @@ def board(judgements: Sequence[Judgement], waivers: Iterable[Mapping] = ()) -> G
         table.add_row(Text(row["stage"]), status, count, Text(row["why"]))
     lines = [Text(""), *(Text(line) for line in plain["exceptions"])]
     lead, command = plain["next"]
-    lines += [Text(""), Text(lead + ": ").append(command, style="bold")]
+    gap = ": " if len(lead) + len(command) < MIN_WIDTH - 4 else ":\n"  # a command is not broken
+    lines += [Text(""), Text(lead + gap).append(command, style="bold")]
     return Group(table, *lines) if plain["exceptions"] else Group(table, *lines[1:])
 
 

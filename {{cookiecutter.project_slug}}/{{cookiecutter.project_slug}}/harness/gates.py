@@ -6,15 +6,16 @@ them with what was recorded; nothing here imports torch or reads the data itself
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
 from . import evidence, files
 from .artifact import Tampered, read_gate, result_of
+from .checks import Check, explain
 from .evidence import DataNow, Project
 from .publish import Snapshot, record, snapshot
-from .waivers import active_waivers, blocking
+from .waivers import active_waivers, applied, blocking
 
 __all__ = [
     "DataNow",
@@ -109,12 +110,19 @@ def judge_all(
 
 
 def ask(
-    project: Project, stage: str, config: Mapping, data: DataNow, *, reaffirm: bool = False
+    project: Project,
+    stage: str,
+    config: Mapping,
+    data: DataNow,
+    *,
+    reaffirm: bool = False,
+    waivers: Sequence[Mapping] = (),
 ) -> Judgement | None:
     """Let the launch of `stage` pass, or raise Refused with the reason and what to run.
 
-    With `reaffirm` the stage's own gate must be stale through checks or the loop alone; its
-    judgement is returned, and its `because` is what the new gate records as the reason.
+    With `reaffirm` the stage's own gate must be stale through checks or the loop alone, or shut by
+    checks that `waivers` (of today) let pass; its judgement is returned, and its `because` is what
+    the new gate records as the reason.
     """
     before = project.before(stage)
     if before is not None:
@@ -124,13 +132,33 @@ def ask(
     if not reaffirm:
         return None
     own = judge(project, stage, config, data)
-    if own.reaffirmable:
+    if own.reaffirmable or _waived(project, own, config, data, waivers):
         return own
     why = own.because if own.status != "open" else "there is nothing to reaffirm"
     raise Refused(
         f"Stage '{stage}' cannot be reaffirmed: its gate is {own.status}, {why} "
         f"({_relative(project, stage)}).\n{own.remedy}: {own.command}"
     )
+
+
+def _waived(
+    project: Project,
+    own: Judgement,
+    config: Mapping,
+    data: DataNow,
+    waivers: Sequence[Mapping],
+) -> bool:
+    """Would these waivers open the shut gate, its evidence being as true as when it was recorded?"""
+    if own.status != "shut":
+        return False
+    gate = read_gate(project, own.stage)
+    waived = [*gate["waivers"], *applied(own.stage, gate["checks"], waivers)]
+    earlier = project.before(own.stage)
+    before = None
+    if earlier is not None:
+        before = (judge(project, earlier, config, data), read_gate(project, earlier))
+    found = _examine(project, {**gate, "waivers": waived}, config, data, before, date.today())
+    return found.status == "open" or found.reaffirmable
 
 
 def affected(project: Project, stage: str) -> set[str]:
@@ -148,12 +176,18 @@ def affected(project: Project, stage: str) -> set[str]:
 
 
 def verify_data(
-    project: Project, stage: str, config: Mapping, data: DataNow, *, reaffirm: bool = False
+    project: Project,
+    stage: str,
+    config: Mapping,
+    data: DataNow,
+    *,
+    reaffirm: bool = False,
+    waivers: Sequence[Mapping] = (),
 ) -> None:
     """Ask again now that the data is loaded: Refused if it is not what the gates were made from."""
     if data.identity is None:
         raise ValueError("The data is to be verified after loading, with its identity.")
-    ask(project, stage, config, data, reaffirm=reaffirm)
+    ask(project, stage, config, data, reaffirm=reaffirm, waivers=waivers)
 
 
 def _examine(
@@ -191,7 +225,7 @@ def _blocked(gate: Mapping, today: date) -> _Finding | None:
     because = _measured(first)
     remedy = f"Read artifacts/{gate['stage']}/report.md and mend the cause, then run"
     if first["suspect"]:
-        remedy = f"Suspect first: {first['suspect'][0].rstrip('.')}. Mend it, then run"
+        remedy = f"{explain(Check(**row) for row in checks)} Then run"
     if first not in on_its_day:
         because += "; its waiver has expired"
         remedy = "Mend the cause or renew the waiver in configs/waivers.yaml, then run"

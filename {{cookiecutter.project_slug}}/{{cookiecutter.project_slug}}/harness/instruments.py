@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+RECTIFIED = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.GELU, nn.SiLU)
+BOUNDED = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0), nn.Hardtanh: (-1.0, 1.0)}
 
 
 class NonFiniteLoss(RuntimeError):
@@ -160,8 +165,8 @@ def _endless(batches: Any) -> Any:
 
 def _read_range(rates, losses, smoothed, divergence) -> dict:
     slope = np.gradient(smoothed, np.log(rates)) if len(smoothed) > 2 else np.zeros(1)
-    steepest = float(rates[int(np.argmin(slope))])
-    drop = 1 - min(smoothed) / smoothed[0] if smoothed else 0.0
+    steepest = float(rates[int(np.argmin(slope))]) if losses else divergence
+    drop = 1 - min(smoothed) / smoothed[0] if smoothed and smoothed[0] > 0 else 0.0
     return {
         "lrs": [float(rate) for rate in rates],
         "losses": losses,
@@ -242,47 +247,34 @@ def unit_activity(model: nn.Module, evaluate: Any, loader: Any) -> list[dict]:
     """For every activation module: share of units that never fire and that are always saturated.
 
     `evaluate(model, loader)` is the project's own. A unit is a channel (dimension 1). Saturated
-    means within 1e-3 of the bounds of a bounded activation on more than 95 % of its values.
+    means within 1e-3 of the bounds of a bounded activation on more than 95 % of its values. A
+    module that several layers share has one row per width it is used with.
     """
-    bounded = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0), nn.Hardtanh: (-1.0, 1.0)}
-    rectified = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.GELU, nn.SiLU)
-    seen: dict[str, list[torch.Tensor]] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, rectified):
-            seen[name] = []
-            handles.append(module.register_forward_hook(_recorder(seen[name], None)))
-        elif type(module) in bounded:
-            seen[name] = []
-            hook = _recorder(seen[name], bounded[type(module)])
-            handles.append(module.register_forward_hook(hook))
+    seen: dict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
+    modules = model.named_modules()
+    kinds = {n: m for n, m in modules if isinstance(m, RECTIFIED) or type(m) in BOUNDED}
+    handles = [m.register_forward_hook(partial(_watch, seen, n)) for n, m in kinds.items()]
     try:
         evaluate(model, loader)
     finally:
         for handle in handles:
             handle.remove()
-    kinds = dict(model.named_modules())
-    return [
-        _activity(name, kinds[name], torch.stack(parts)) for name, parts in seen.items() if parts
-    ]
+    return [_activity(name, kinds[name], torch.stack(parts)) for (name, _), parts in seen.items()]
 
 
-def _recorder(store: list[torch.Tensor], bounds: tuple[float, float] | None) -> Any:
+def _watch(seen: dict, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
     """Per unit: the largest output, or the share of values at a bound."""
-
-    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        units = output.detach().float().transpose(0, 1).flatten(1)
-        if bounds is None:
-            store.append(units.amax(dim=1))
-        else:
-            low, high = bounds
-            store.append(((units < low + 1e-3) | (units > high - 1e-3)).float().mean(dim=1))
-
-    return hook
+    units = output.detach().float().transpose(0, 1).flatten(1)
+    if isinstance(module, RECTIFIED):
+        found = units.amax(dim=1)
+    else:
+        low, high = BOUNDED[type(module)]
+        found = ((units < low + 1e-3) | (units > high - 1e-3)).float().mean(dim=1)
+    seen[name, len(units)].append(found)
 
 
 def _activity(name: str, module: nn.Module, parts: torch.Tensor) -> dict:
-    if isinstance(module, (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.GELU, nn.SiLU)):
+    if isinstance(module, RECTIFIED):
         dead, saturated = parts.amax(dim=0) <= 0, torch.zeros(parts.shape[1], dtype=torch.bool)
     else:
         saturated = parts.mean(dim=0) > 0.95

@@ -26,6 +26,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from . import board, files, gates, schema
 from .gates import DataNow, Project, Refused
@@ -48,7 +49,7 @@ def main(app: Callable, project: Project, data: ModuleType) -> int:
         app()
     except (Refused, BadInput) as error:
         return _fail(error)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         return _fail(BadInput(_config_error(error, project)))
     except KeyboardInterrupt:
         print("Interrupted. Nothing was recorded.", file=sys.stderr)
@@ -115,11 +116,11 @@ def run_stage(
 ) -> int:
     """Ask, run, record: the exit code. Raises Refused, BadInput or what the stage raises."""
     name, plain = config.stage.name, dataclasses.asdict(config)
-    now, _ = _data_now(project, data, config), _waivers(project)
+    now, waivers = _data_now(project, data, config), _waivers(project)
     if job_folder is not None or config.scratch:
         launched = gates.snapshot(project, name)
         return _act(config, plain, project, launched, job_folder=job_folder)
-    why = gates.ask(project, name, plain, now, reaffirm=config.reaffirm)
+    why = gates.ask(project, name, plain, now, reaffirm=config.reaffirm, waivers=waivers)
     with StageLock(project.runs / "locks", name):
         launched = gates.snapshot(project, name)
         return _act(config, plain, project, launched, reaffirmed=why and why.because)
@@ -147,7 +148,9 @@ def _act(
 
     def verify(now: DataNow) -> None:
         if mode == "recorded":
-            gates.verify_data(project, name, plain, now, reaffirm=reaffirmed is not None)
+            gates.verify_data(
+                project, name, plain, now, reaffirm=reaffirmed is not None, waivers=_waivers(project)
+            )
 
     run = record.Run(
         stage=name,
@@ -288,10 +291,16 @@ def _waivers(project: Project) -> list[dict]:
     if not path.exists():
         return []
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path)).get("waivers") or []
-        return gates.active_waivers(found)
-    except (ValueError, AttributeError) as error:
-        raise BadInput(f"configs/waivers.yaml: {error}") from None
+        written = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OSError, OmegaConfBaseException) as error:
+        raise BadInput(f"configs/waivers.yaml is no YAML: {' '.join(str(error).split())}") from None
+    entries = written.get("waivers", []) if isinstance(written, dict) else written
+    if not isinstance(written, dict) or not isinstance(entries or [], list):
+        raise BadInput("configs/waivers.yaml needs the key waivers with a list: - check: NAME ...")
+    try:
+        return gates.active_waivers(entries or [])
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _loosened(config: Config, project: Project) -> list[dict]:
@@ -315,6 +324,8 @@ def _config_error(error: Exception, project: Project) -> str:
         near = schema.nearest(asked.rpartition("/")[2], set(error.options))
         group = asked.rpartition("/")[0]
         return f"{asked.replace('/', '=')} does not exist. Nearest: {group}={near}."
+    if isinstance(error, YAMLError):
+        return f"A file in configs/ is no YAML: {' '.join(str(error).split())}"
     if isinstance(error, OverrideParseException):
         hint = "a text with commas, quotes or brackets needs quotes of its own: 'key=\"a, b\"'"
         return f"{error.override} cannot be read; {hint}."

@@ -39,6 +39,7 @@ class Run:
     verify: Callable[[Any], None] = lambda now: None  # raises Refused if the data has changed
     data: Any = None  # DataNow: set once the data was read
     sections: list[str] = field(default_factory=list)  # of report.md
+    closing: list[str] = field(default_factory=list)  # printed below the table of checks
 
     def has_read(self, now: Any) -> None:
         """To be called with the identity of the data read, before anything is done with it."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import files
-from .checks import Check
+from .checks import Check, explain
 
 SIGNS = {"open": "open", "shut": "SHUT", "warn": "warn", "not_applicable": "n/a"}
 
@@ -49,6 +49,9 @@ def print_gate(gate: dict, run: Any, order: tuple[str, ...], given: str = "") ->
         limit = number(check["limit"])
         table.add_row(check["name"], sign, number(check["value"]), limit, because)
     console().print(table)
+    cause = explain(tuple(Check(**row) for row in gate["checks"]))
+    for text in ([cause] if cause else []) + run.closing:
+        print(f"\n{text}")
     print(f"\nGate {run.stage}: {gate['verdict']}.{_next(gate, run, order, given)}")
 
 
@@ -67,8 +70,6 @@ def _next(gate: dict, run: Any, order: tuple[str, ...], given: str) -> str:
 
 def write(run: Any, checks: list[Check]) -> None:
     """report.md in the hand-off: the table, each finding and its suspects, what the stage tells."""
-    from .checks import explain
-
     lines = [f"# {run.stage}", ""]
     cause = explain(checks)
     if cause:
@@ -94,10 +95,10 @@ def write(run: Any, checks: list[Check]) -> None:
 
 def table(rows: list[dict], columns: list[str]) -> str:
     """A Markdown table of the given columns."""
-    body = ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
+    body = ["| " + " | ".join(cell(row.get(c)) for c in columns) + " |" for row in rows]
     head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     return "\n".join(head + body)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     return number(value) if isinstance(value, (int, float, list)) else str(value or "")

@@ -23,7 +23,7 @@ from . import setup
 def run(cfg, run):
     # ---- load: every record is decoded once, what cannot be read is listed
     found, hashes = setup.read_records(cfg, run)
-    raws, unreadable = _read_all(found)
+    raws, unreadable = _read_all(found, cfg.data.value_range)
     found = replace(found, unreadable=unreadable)
     task = Task(cfg.task, found.class_names)
 
@@ -48,12 +48,14 @@ def run(cfg, run):
     ]
 
 
-def _read_all(found):
-    """Decoded rows (None where unreadable) and why those could not be read, by id."""
+def _read_all(found, value_range):
+    """Decoded rows (None where unusable) and why those cannot be used, by id."""
     raws, unreadable = [], {}
     for name, raw in zip(found.ids, found.raw, strict=True):
         try:
-            raws.append(data.read(raw))
+            values = data.read(raw)
+            preprocessing.refuse_range(values, value_range)
+            raws.append(values)
         except (ValueError, OSError) as error:
             raws.append(None)
             unreadable[name] = getattr(error, "strerror", None) or str(error)  # without the path
@@ -68,18 +70,17 @@ def _freeze(cfg, run, found, raws, hashes):
     settings = asdict(cfg.data.split)
     near = settings.pop("near_together")
     readable = [row for row, raw in enumerate(raws) if raw is not None]
-    options = cfg.data.options
     try:
         clusters = exact_clusters(hashes)
         if near:
-            everything = preprocessing.Preprocessing.fit([raws[r] for r in readable], options)
-            vectors = np.stack([everything(raws[row]).numpy().ravel() for row in readable])
+            fitted = preprocessing.Preprocessing.fit([raws[r] for r in readable], cfg.data.options)
+            vectors = np.stack([fitted(raws[row]).numpy().ravel() for row in readable])
             groups = near_clusters(vectors)
             clusters += [[readable[place] for place in group] for group in groups]
         split = splits.make(found, clusters, splits.SplitSettings(**settings), former)
         train = set(split["ids"]["train"])
         rows = [raws[row] for row in readable if found.ids[row] in train]
-        return split, preprocessing.Preprocessing.fit(rows, options)
+        return split, preprocessing.Preprocessing.fit(rows, cfg.data.options)
     except ValueError as error:
         raise BadInput(str(error)) from None
 

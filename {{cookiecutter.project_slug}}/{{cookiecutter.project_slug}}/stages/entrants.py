@@ -1,4 +1,4 @@
-"""The models that squeeze lets compete: what earlier stages left and the candidates, on any rows."""
+"""The models that squeeze lets compete: what earlier stages left, and the candidates."""
 
 from __future__ import annotations
 

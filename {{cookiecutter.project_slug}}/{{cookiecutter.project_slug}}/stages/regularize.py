@@ -1,7 +1,7 @@
 """Question: does it generalise better, for a reason?
 Evidence: best validation losses against overfit's over the same seeds; filters, units, curves.
 Leaves: the best checkpoint of every seed, the curves.
-If it fails suspect: this regularization does not suit the data; or more real data is what is missing.
+If it fails suspect: this regularization does not suit the data; or more real data is missing.
 """
 
 from __future__ import annotations

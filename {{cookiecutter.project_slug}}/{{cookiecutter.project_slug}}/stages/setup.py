@@ -1,4 +1,4 @@
-"""What every stage sets up from the files that are yours: data, task, models, the checks' pipeline."""
+"""What every stage sets up from the files that are yours: data, task, models, pipeline."""
 
 from __future__ import annotations
 
@@ -304,8 +304,17 @@ def keep(path: Path, state: dict) -> None:
     files.write_bytes(path, save_tensors(state))
 
 
+def training_settings(cfg: Config) -> dict[str, Any]:
+    """Dotted key -> value of all that decides a training run besides data, model and seed."""
+    groups = {"optimizer": asdict(cfg.optimizer), "regularization": asdict(cfg.regularization)}
+    flat = {"batch_size": cfg.batch_size}
+    for group, values in groups.items():
+        flat |= {f"{group}.{key}": value for key, value in values.items()}
+    return flat
+
+
 def trial_evidence(cfg: Config, run: Any) -> dict:
-    """All that decides what a trial's value is, besides the parameters drawn: data, code, settings."""
+    """All that decides a trial's value, besides the parameters drawn: data, code, settings."""
     names = ["data.py", "preprocessing.py", "model.py", "task.py", "harness/loop.py"]
     settings = asdict(cfg)
     for free in ("stage", "trial", "scratch", "reaffirm", "logger", "commit_samples", "device"):

@@ -19,7 +19,7 @@ def run(cfg, run):
     loaded = setup.load(cfg, run)
     audit = files.read_json(run.earlier("data_audit", "audit.json"))
     best = files.read_json(run.earlier("tune", "best.json"))
-    tuned = with_values(cfg, best["trial"]["parameters"])
+    tuned = with_values(cfg, best["settings"])  # exactly what tune trained with
 
     # ---- act: train the candidates that are not there yet
     if not run.reaffirm and "longer" in cfg.stage.candidates:
@@ -56,6 +56,7 @@ def run(cfg, run):
         path = run.sample_figure(f"hard_cases_{name}.png")
         figures.draw_hard_cases(path, found.rows, pipeline.draw, loaded.task.answer)
     run.tell(measured.final_section(final, compared, churn, chosen))
+    run.closing.append(measured.final_text(final))
     return [
         measured.candidates(scored, compared, churn["allowed"] + spare, chosen),
         measured.sealed_test(final),

@@ -6,12 +6,11 @@ If it fails suspect: the best trial was luck: search longer, or keep what regula
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from ..harness import files, sensitivity, space, study
+from ..harness import files, sensitivity, study
 from ..harness.checks import tuning as measured
 from ..harness.checks.metric import human_reference
 from ..harness.checks.owner import above_baseline
+from ..harness.checks.training import carried_settings
 from ..harness.figures import tune as figures
 from ..harness.schema import BadInput, with_values
 from . import setup
@@ -40,6 +39,7 @@ def run(cfg, run):
     return [
         measured.trials(trials, cfg.stage.num_trials),
         measured.sensitivities(ranked, trials),
+        carried_settings(run, setup.training_settings(cfg), "regularize"),
         measured.best_configuration(found, before, cfg.stage.limits["max_loss_in_pooled_spreads"]),
         above_baseline(found["validation_metric"], ladder, loaded.task, "validation"),
         human_reference(setup.pipeline(cfg, loaded, run)),
@@ -49,7 +49,6 @@ def run(cfg, run):
 def _open(cfg, run):
     """The study of exactly this evidence and space: edited code never reuses old trials."""
     try:
-        space.validate_space(cfg.stage.space)
         name = study.study_name(setup.trial_evidence(cfg, run), cfg.stage.space)
         return study.open_study(name, cfg.stage.storage, folder=run.runs / "studies")
     except ValueError as error:
@@ -107,8 +106,8 @@ def _tune(cfg, loaded, run):
         runs.append(setup.curve(seed, result))
     found = {
         "trial": best,
+        "settings": setup.training_settings(tuned),
         "runs": runs,
         "validation_metric": sum(metrics) / len(metrics),
-        "settings": asdict(tuned.optimizer) | asdict(tuned.regularization),
     }
     files.write_json(run.handoff / "best.json", found)

@@ -171,8 +171,8 @@ def run_check(check: Callable[..., Check], pipeline: Pipeline, **limits: Any) ->
         with undisturbed(pipeline):
             return check(pipeline, **limits)
     except NonFiniteLoss as error:
-        because = f"{name} could not finish: {error} at the start of training."
-        causes = ("a value that is not finite in the inputs or targets", "a loss of an empty set")
+        because = f"{name} could not finish: {error}."
+        causes = ("inputs or targets that are not finite", "log or root of zero in the loss")
         return Check(name, "shut", None, None, "", because, causes)
     except Exception as error:  # the user's code runs in here: whatever it raises is a finding
         because = f"{name} could not finish: {type(error).__name__}: {error}".rstrip(".") + "."
@@ -227,10 +227,11 @@ def explain(checks: Iterable[Check]) -> str | None:
     effects = _EXPLAINS.get(cause.name, ())
     follows = [name for name in bad if name in effects]
     apart = [name for name in shut if name != cause.name and name not in effects]
-    likely = f" ({cause.suspect[0]})" if cause.suspect else ""
+    likely = f" ({cause.suspect[0].rstrip('.')})" if cause.suspect else ""
     text = f"Repair {cause.name} first{likely}"
     text += f": it explains {_listed(follows)}" if follows else ""
-    return text + (f". {_listed(apart)} stand apart." if apart else ".")
+    stand = "stand" if len(apart) > 1 else "stands"
+    return text + (f". {_listed(apart)} {stand} apart." if apart else ".")
 
 
 def _listed(names: list[str]) -> str:

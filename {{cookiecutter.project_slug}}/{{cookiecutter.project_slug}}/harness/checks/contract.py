@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -46,13 +47,9 @@ def loss_contract(
     if missing:
         return missing
     task, ask = pipeline.task, _asker(pipeline)
-    y = torch.arange(task.num_outputs, device=pipeline.device).repeat(
-        max(1, 64 // task.num_outputs)
-    )
-    best, flat = (
-        task.optimum_loss(),
-        task.flat_loss(torch.ones(task.num_outputs).numpy() / task.num_outputs),
-    )
+    copies = max(1, 64 // task.num_outputs)
+    y = torch.arange(task.num_outputs, device=pipeline.device).repeat(copies)
+    best, flat = task.optimum_loss(), task.flat_loss(_uniform_shares(task))
     found = [
         *_uniform(task, ask, y, flat, max_relative_gap),
         *_optimum(task, ask, y, best, flat, max_optimum_share),
@@ -64,7 +61,7 @@ def loss_contract(
     ]
     value = (ask(task.ideal_outputs(y, SCALE), y).loss - best) / (flat - best)
     because = (
-        f"Right answers cost {best + value * (flat - best):.3g} (optimum {best:.3g}), no opinion "
+        f"Right answers cost {value * (flat - best):.3g} above the optimum, no opinion "
         f"{flat:.4g}, each class and a doubled batch count as declared, outputs are raw logits."
     )
     return shut_if_any(found, Check(name, "open", value, max_optimum_share, "", because))
@@ -95,6 +92,10 @@ def _asker(pipeline: Pipeline) -> Ask:
     return ask
 
 
+def _uniform_shares(task) -> np.ndarray:
+    return np.full(task.num_outputs, 1 / task.num_outputs)
+
+
 def _where(task, outputs: torch.Tensor, y: torch.Tensor, loss: float) -> str:
     """Which side of the seam is to blame: the loss called alone gives the same, or not."""
     alone = task.loss(outputs.to(y.device), y).item()
@@ -105,20 +106,25 @@ def _optimum(task, ask: Ask, y, best: float, flat: float, limit: float) -> Itera
     """Right answers reach the optimum, also with every logit negative where the formula says that
     a shift of a row does not matter."""
     ideal, n = task.ideal_outputs(y, SCALE).to(y.device), task.num_outputs
-    uniform = torch.ones(n).numpy() / n
+    uniform = _uniform_shares(task)
     moved = ideal - 2 * SCALE
     invariant = math.isclose(
-        task.expected_loss(ideal, uniform), task.expected_loss(moved, uniform), rel_tol=1e-6
+        task.expected_loss(ideal.cpu(), uniform),
+        task.expected_loss(moved.cpu(), uniform),
+        rel_tol=1e-6,
     )
     for outputs, form in [(ideal, "right answers"), (moved, "right answers with negative logits")]:
         loss = ask(outputs, y).loss
         share = (loss - best) / (flat - best)
         if abs(share) <= limit or (outputs is moved and not invariant):
             continue
-        twice = math.log(math.e + n - 1) - 1
+        squashed = (math.log(math.e + n - 1) - 1, math.log(math.e + (n - 1) * math.e**0.5) - 1)
         causes = [
             (loss < best - 1e-3, "the sign is flipped, or NLL is taken of raw logits"),
-            (abs(loss - twice) < 0.02 * twice, "a softmax or sigmoid stands before the loss"),
+            (
+                any(math.isclose(loss, value, rel_tol=0.02) for value in squashed),
+                "a softmax or sigmoid stands before the loss",
+            ),
             (loss > SCALE / 2, "labels are changed or reordered before the loss"),
             (outputs is moved, "a ReLU stands between the model and the loss"),
             (True, "a softmax, a scale or another class order before the loss"),
@@ -159,7 +165,7 @@ def _formula(task, ask: Ask, y, limit: float) -> Iterator[Finding]:
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(len(y) // n, n, generator=generator).mul(3).to(y.device)
     outputs = outputs.repeat_interleave(n, dim=0)
-    expected = task.expected_loss(outputs, torch.ones(n).numpy() / n)
+    expected = task.expected_loss(outputs.cpu(), _uniform_shares(task))
     loss = ask(outputs, y).loss
     if abs(loss / expected - 1) > limit:
         because = f"known outputs cost {loss:.4g} instead of {expected:.4g}"

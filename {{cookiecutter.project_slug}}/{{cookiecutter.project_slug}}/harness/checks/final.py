@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..report import table
+from ..report import cell, table
 from . import Check
 
 
 def choose(scored: dict[str, Any], compared: dict[str, Any], allowed: int) -> str:
     """The entrant to ship: the lowest validation loss among the candidates that break no more hard
-    cases than another seed would, or "tune" if none of them is better than its mean single model."""
+    cases than another seed would; "tune" if none of them is better than its mean single model."""
     fit = [name for name, found in compared.items() if found.num_negative <= allowed]
     return min(["tune", *fit], key=lambda name: scored[name].loss)
 
@@ -20,6 +20,9 @@ def candidates(
 ) -> Check:
     """Hard cases that each candidate breaks (reference right, candidate wrong) against what another
     seed of the reference breaks."""
+    if not compared:
+        because = "No candidate was asked for (stage.candidates): the tuned model is shipped."
+        return Check("candidates", "not_applicable", None, allowed, "hard cases broken", because)
     said = "; ".join(
         f"{name} breaks {found.num_negative} and mends {found.num_positive}, validation loss "
         f"{scored[name].loss:.4f}"
@@ -27,8 +30,8 @@ def candidates(
     )
     some = next(iter(compared.values()))
     because = (
-        f"On {some.num_rows} hard cases {said} (reference {scored['tune'].loss:.4f}; another seed may "
-        f"break {allowed}); shipped: {chosen}."
+        f"On {some.num_rows} hard cases {said} (reference {scored['tune'].loss:.4f}; another seed "
+        f"may break {allowed}); shipped: {chosen}."
     )
     breaking = [name for name, found in compared.items() if found.num_negative > allowed]
     verdict = "warn" if chosen == "tune" or breaking else "open"
@@ -113,8 +116,8 @@ def bundle_parity(found: dict) -> Check:
     """Served answers are trained answers: inputs byte for byte, outputs within the tolerance."""
     because = (
         f"{found['num_rows']} validation rows through the loaded bundle: inputs "
-        f"{'equal' if found['inputs_equal'] else 'DIFFER'}, {found['answers_differ']} answers differ, "
-        f"outputs differ by at most {found['largest_gap']:.2g}."
+        f"{'equal' if found['inputs_equal'] else 'DIFFER'}, {found['answers_differ']} answers "
+        f"differ, outputs differ by at most {found['largest_gap']:.2g}."
     )
     good = found["inputs_equal"] and not found["answers_differ"]
     good = good and found["largest_gap"] <= found["tolerance"]
@@ -144,6 +147,15 @@ def final_section(final: dict, compared: dict[str, Any], churn: dict, chosen: st
         ]
         lines += [table(rows, columns) if rows else "None."]
     return "\n".join(lines)
+
+
+def final_text(final: dict) -> str:
+    """The last table in plain columns, for the terminal."""
+    columns = list(final["table"][0])
+    cells = [columns, *([cell(row.get(c)) for c in columns] for row in final["table"])]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(columns))]
+    lines = [[t.ljust(w) for t, w in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join("  ".join(line) for line in lines)
 
 
 def _row(final: dict, chosen: str) -> dict:

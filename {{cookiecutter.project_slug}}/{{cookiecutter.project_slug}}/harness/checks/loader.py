@@ -148,7 +148,7 @@ def _channels(values: torch.Tensor) -> torch.Tensor | None:
     """`(N, C, K)`: K values per row and channel (axis 1); None for what is no measurement."""
     if not values.is_floating_point():
         return None
-    values = values.double()
+    values = values.cpu().double()  # not every device has float64
     return values.reshape(len(values), values.shape[1] if values.ndim > 1 else 1, -1)
 
 
@@ -214,11 +214,14 @@ def _drift(train: Any, validation: Any, limit: float, ratios: list[float]) -> It
         gap = (mean - mean_).abs() / scale
         room = torch.maximum(torch.full_like(gap, limit), 4 * (error**2 + error_**2).sqrt() / scale)
         ratio = (std_.clamp_min(1e-12) / scale).log()
-        noise = 4 * (log_error**2 + log_error_**2).sqrt()
+        # A rare value may be missing on one side: no error is smaller than the other side's says.
+        size, size_ = math.sqrt(len(one)), math.sqrt(len(other))
+        largest = torch.maximum(log_error * size, log_error_ * size_)
+        noise = 4 * largest * math.sqrt(1 / len(one) + 1 / len(other))
         wide = (ratio > noise.clamp_min(math.log(ratios[1]))) | (
             ratio < -noise.clamp_min(-math.log(ratios[0]))
         )
-        wide &= (std > 0) | (std_ > 0)
+        wide &= ((std > 0) | (std_ > 0)) & (noise < 1)
         bad = (gap > room) | wide
         if bad.any():
             worst = int((gap / room + ratio.abs() * wide).argmax())

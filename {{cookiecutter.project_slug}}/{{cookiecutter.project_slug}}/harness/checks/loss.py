@@ -88,7 +88,8 @@ def _start(pipeline: Pipeline, seed: int, batches: list[dict]) -> Start:
             num_rows += len(batch["y"])
     if not math.isfinite(total):
         raise NonFiniteLoss(f"the loss is {total}")
-    outputs, y = torch.cat(seen.outputs), torch.cat([batch["y"] for batch in batches])
+    outputs = torch.cat(seen.outputs).cpu()  # float64 below: not every device has it
+    y = torch.cat([batch["y"] for batch in batches]).cpu()
     expected = pipeline.task.expected_loss(outputs, probe.shares(pipeline.task, y))
     spread = (outputs - outputs.mean(dim=-1, keepdim=True)).std().item()
     error = _standard_error(pipeline.task, outputs, y)
@@ -137,12 +138,13 @@ def _scale(
     because: str,
     scale: list[float],
 ) -> Check:
-    prior = pipeline.task.prior(probe.labels(pipeline.train))
+    prior = pipeline.task.prior(probe.sampled_labels(pipeline.train))
     flat, informed = pipeline.task.flat_loss(prior), pipeline.task.prior_loss(prior)
     reference = informed if loss < scale[0] * flat else flat
     limit = [scale[0] * reference, scale[1] * reference]
     spread = median(start.spread for start in starts)
-    because += f", and {reference:.4g} of a model without opinion"
+    because += f", and {reference:.4g} of a model that knows "
+    because += "nothing" if reference == flat else "the label shares"
     if loss > limit[1]:
         because += f": hot init, outputs spread by {spread:.3g}."
         causes = ("inputs are not normalised", "weights of the last layer start too large")
@@ -177,7 +179,7 @@ def prior_bias(
     )
     if missing or pipeline.pretrained_head:
         return missing or not_applicable(name, PRETRAINED)
-    task, y = pipeline.task, probe.labels(pipeline.train)
+    task, y = pipeline.task, probe.sampled_labels(pipeline.train)
     prior = task.prior(y)
     evenness = float(-(prior * np.log(prior)).sum()) / math.log(len(prior))
     if evenness >= max_entropy_share:
@@ -192,7 +194,7 @@ def prior_bias(
         outputs = [_start(pipeline, seed, batches).outputs.mean(dim=0) for seed in range(count)]
         mean = torch.stack(outputs).mean(dim=0)
         loss = task.expected_loss(mean[None], prior)
-        gap = float(np.abs(torch.softmax(mean.double(), 0).cpu().numpy() - prior).max())
+        gap = float(np.abs(torch.softmax(mean.double(), 0).numpy() - prior).max())
         ratio = loss / best
         good = ratio <= max_loss_ratio or gap <= max_marginal_gap
         if good:

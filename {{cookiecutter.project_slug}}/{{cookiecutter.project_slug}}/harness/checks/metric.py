@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -73,11 +74,9 @@ def _known_answers(task: Any, y: torch.Tensor, limit: float) -> Iterator[Finding
     best, worst = (high, low) if task.metric_direction == "max" else (low, high)
     if not abs(scores[0] - best) <= limit:
         because = f"right answers score {scores[0]:.4g} instead of {best:.4g}"
-        causes = (
-            "argmax over the wrong axis",
-            "a score or threshold inverted",
-            "another class map",
-        )
+        causes = ("argmax over the wrong axis", "another class map")
+        if abs(scores[0] - worst) <= limit:
+            causes = ("a score or threshold is inverted", *causes)
         yield Finding(scores[0], best, because, causes)
     sign = 1 if task.metric_direction == "max" else -1
     falls = all(sign * (a - b) > 0 for a, b in itertools.pairwise(scores))
@@ -125,7 +124,7 @@ def _sklearn(task: Any, reference: Any, outputs: torch.Tensor, y: torch.Tensor) 
 
 def _counted(pipeline: Pipeline) -> Iterator[Finding]:
     """Every listed row is evaluated once."""
-    found = pipeline.evaluate(pipeline.make_model(0), pipeline.validation)
+    found = pipeline.evaluate(pipeline.make_model(0), copy.copy(pipeline.validation))
     listed = len(probe.labels(pipeline.validation))
     distinct = len(found.ids.unique())
     if not found.num_rows == len(found.y) == len(found.outputs) == listed == distinct:

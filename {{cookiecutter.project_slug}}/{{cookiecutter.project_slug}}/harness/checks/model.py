@@ -42,7 +42,7 @@ def sample_boundary(
     Without `model`, fresh ones; hand a trained one over to look again: some leaks start at zero.
     """
     name, limit = "sample_boundary", max_leak or TOLERANCE[pipeline.precision]
-    batch = probe.batches_of(pipeline.train, min_rows=max_rows)[0]
+    batch = probe.join(probe.batches_of(pipeline.train, min_rows=max_rows))
     num_rows = min(max_rows, len(batch["y"]))
     x = take(batch["x"], torch.arange(num_rows, device=batch["y"].device))
     if num_rows < 2:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import Any
 
 import torch
@@ -19,8 +20,15 @@ FIGURE = "overfit_one_batch.png"
 EVERY_STEPS = 20
 MIN_OWN_FALL = 0.05  # relative, of the loss at the project's own rate
 MAX_DECAY_SHARE = 1e-3  # of the weights, per step
+NEEDED = ("optimum_loss", "metric", "metric_name", "metric_direction", "metric_bounds")
 IDLE_STEPS = 120  # a rate that has moved nothing by then is given up for the next
-PARTS = ("train_step", "decay", "clip", "dropout", "augment")
+PARTS = {
+    "train_step": "the project's train_step",
+    "decay": "weight decay",
+    "clip": "the clip",
+    "dropout": "dropout",
+    "augment": "augmentation",
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ def overfit_one_batch(
     named. The same limits hold in fp32 and bf16.
     """
     name = "overfit_one_batch"
-    missing = probe.lacking(name, pipeline, task=("optimum_loss", "metric", "metric_direction"))
+    missing = probe.lacking(name, pipeline, task=NEEDED)
     if missing:
         return missing
     rows = _examples(pipeline, num_rows)
@@ -75,14 +83,14 @@ def overfit_one_batch(
     recipe = _Recipe(frozenset(PARTS), num_steps, max_loss_share)
     trials = list(_attempts(pipeline, rows, recipe, rates, num_models))
     if not trials[-1].passed:
-        trials += _longer(pipeline, rows, recipe, trials)
+        trials += list(_longer(pipeline, rows, recipe, trials))
     last = trials[-1]
     limit = _target(pipeline, last.start, max_loss_share)
     count = len(rows["y"])
     because = f"{count} examples reach a loss of {last.score:.3g} from {last.start:.3g}"
     because += f" and {pipeline.task.metric_name} {last.metric:.3g} in {len(last.losses)} steps"
     if last.passed and len(trials) > 1:
-        return _late(name, trials, limit, because)
+        return _late(pipeline, name, trials, limit, because)
     if last.passed:
         return _shrinking(
             pipeline, Check(name, "open", last.score, limit, "", because + ".", (), FIGURE)
@@ -91,13 +99,21 @@ def overfit_one_batch(
     return _failed(pipeline, name, rows, recipe, rates, best)
 
 
-def _longer(pipeline: Pipeline, rows: dict, recipe: _Recipe, trials: list[Trial]) -> list[Trial]:
-    """The best attempt with four times the steps, if it had come halfway: slow is not stuck."""
+def _longer(
+    pipeline: Pipeline, rows: dict, recipe: _Recipe, trials: list[Trial]
+) -> Iterator[Trial]:
+    """Slow is not stuck: the best attempt, if it was still falling at its end, gets four times the
+    steps, and ten times the rate (little is trained on top of a frozen trunk)."""
     best = min(trials, key=lambda trial: trial.score)
-    if best.score > _target(pipeline, best.start, 0.5):
-        return []
+    late = best.losses[len(best.losses) // 2 :]
+    if not mean(late[-EVERY_STEPS:]) < 0.95 * mean(late[:EVERY_STEPS]):
+        return
     patient = replace(recipe, num_steps=4 * recipe.num_steps)
-    return [_attempt(pipeline, rows, patient, best.seed, best.rate, patient=True)]
+    for rate in (best.rate, 10 * best.rate):
+        trial = _attempt(pipeline, rows, patient, best.seed, rate, patient=True)
+        yield trial
+        if trial.passed:
+            return
 
 
 def _shrinking(pipeline: Pipeline, passed: Check) -> Check:
@@ -114,13 +130,13 @@ def _shrinking(pipeline: Pipeline, passed: Check) -> Check:
     return Check(passed.name, verdict, share, limit, "per step", because, causes, FIGURE)
 
 
-def _late(name: str, trials: list[Trial], limit: float, because: str) -> Check:
+def _late(pipeline: Pipeline, name: str, trials: list[Trial], limit: float, because: str) -> Check:
     """Learned by heart, but not at the project's own rate: said, and judged where the own rate
     does harm or next to nothing."""
     own, last = trials[0], trials[-1]
     because += f" at a rate of {last.rate:.2g}; at its own, {own.rate:.2g}, it is at "
     because += f"{own.score:.3g} after {len(own.losses)}."
-    if last.rate < own.rate and not own.score < own.start:
+    if last.rate < own.rate and not own.score <= _target(pipeline, own.start, 0.25):
         causes = ("the learning rate is far too high",)
         return Check(name, "shut", own.score, limit, "", because, causes, FIGURE)
     if own.score > (1 - MIN_OWN_FALL) * own.start:
@@ -147,19 +163,18 @@ def _failed(
     because = f"{len(rows['y'])} examples stall at a loss of {best.score:.4g} from {best.start:.4g}"
     because += f" with {pipeline.task.metric_name} {best.metric:.3g} at every rate"
     stall = _fingerprint(pipeline, best, rows["y"])
-    neutral = replace(recipe, parts=frozenset())
-    if not _passes(pipeline, rows, neutral, rates):
+    neutral = list(_attempts(pipeline, rows, replace(recipe, parts=frozenset()), rates, 1))[-1]
+    if not neutral.passed:
         causes = (*stall, "the model or the loss: a neutral step fails too")
         return Check(name, "shut", best.score, limit, "", f"{because}.", causes, FIGURE)
-    guilty = [
-        part
-        for part in PARTS
-        if _present(pipeline, part)
-        and not _passes(pipeline, rows, replace(recipe, parts=frozenset({part})), rates)
-    ]
-    named = ", ".join(guilty) or "several parts together"
+    guilty = []
+    for part in (part for part in PARTS if _present(pipeline, part)):
+        with_part = replace(recipe, parts=frozenset({part}))
+        if not _attempt(pipeline, rows, with_part, 0, neutral.rate, patient=True).passed:
+            guilty.append(part)
+    causes = (*(PARTS[part] for part in guilty), *stall)
+    named = ", ".join(causes[: len(guilty)]) or "several parts together"
     because += f", while a neutral step learns them: the cause is in the step ({named})."
-    causes = (*(f"{part} of the training step" for part in guilty), *stall)
     return Check(name, "shut", best.score, limit, "", because, causes, FIGURE)
 
 
@@ -200,10 +215,6 @@ def _attempts(
             yield trial
             if trial.passed:
                 return
-
-
-def _passes(pipeline: Pipeline, rows: dict, recipe: _Recipe, rates: tuple[float, ...]) -> bool:
-    return any(trial.passed for trial in _attempts(pipeline, rows, recipe, rates, 1))
 
 
 def _attempt(

@@ -11,7 +11,7 @@ def statement(said: dict[str, str], draft: dict[str, str]) -> Check:
     missing = [name for name in draft if not str(said.get(name) or "").strip()]
     value, limit, unit = float(len(draft) - len(missing)), float(len(draft)), "of the texts written"
     if missing:
-        because = f"data.statement.{', '.join(missing)} is empty; a draft is in report.md."
+        because = f"Not written yet: data.statement.{', '.join(missing)}; a draft is in report.md."
         suspects = ("read the draft, decide, and write it into the data's file in configs/data",)
         return Check("statement", "shut", value, limit, unit, because, suspects)
     because = f"Architecture stated by the owner: {said['architecture'].strip()}"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ..instruments import NonFiniteLoss
 from . import Check, Finding, Pipeline, probe, shut_if_any
 
 
@@ -84,6 +85,9 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
     try:
         for batch in itertools.islice(probe.endless(pipeline.train), num_steps):
             pipeline.train_step(model, optimizer, batch)
+    except NonFiniteLoss:
+        if scale == 1.0:
+            raise
     finally:
         handle.remove()
     for key, parameter in model.named_parameters():

@@ -126,6 +126,15 @@ def labels(loader: Any) -> torch.Tensor:
     return torch.cat([batch["y"] for batch in copy.copy(loader)])
 
 
+def sampled_labels(loader: Any) -> torch.Tensor:
+    """The targets as training meets them: all of them, or, where rows repeat within an epoch (a
+    weighted sampler), those it draws."""
+    drawn = join(batches_of(loader, min_rows=4096))
+    if hasattr(loader, "rows") and len(drawn["id"].unique()) == len(drawn["id"]):
+        return labels(loader)
+    return drawn["y"] if hasattr(loader, "rows") else labels(loader)
+
+
 def shares(task: Any, y: torch.Tensor) -> Any:
     """The label shares of exactly these rows (`task.prior` would smooth them)."""
     if task.targets == "exclusive":

@@ -67,7 +67,7 @@ def _compare(one: dict, other: dict, where: str, limit: float) -> Iterator[Findi
                 because = f"{label} differs in shape or type {where}"
                 yield Finding(None, limit, because, ("the splits are prepared differently",))
                 return
-            difference = (left.double() - right.double()).abs().max().item()
+            difference = (left.cpu().double() - right.cpu().double()).abs().max().item()
             if not difference <= limit:
                 because = f"{label} differs by up to {difference:.3g} {where}"
                 reordered = _signatures(left).allclose(_signatures(right))
@@ -77,7 +77,7 @@ def _compare(one: dict, other: dict, where: str, limit: float) -> Iterator[Findi
 
 def _signatures(values: torch.Tensor) -> torch.Tensor:
     """One number per row, sorted: equal when the same rows stand in another order."""
-    flat = values.double().reshape(len(values), -1).cpu()
+    flat = values.cpu().double().reshape(len(values), -1)
     generator = torch.Generator().manual_seed(0)
     return (flat @ torch.randn(flat.shape[1], generator=generator).double()).sort().values
 

@@ -17,14 +17,17 @@ def trials(rows: list[dict], asked: int) -> Check:
     ended = {state: sum(row["state"] == state for row in rows) for state in ("complete", "pruned")}
     failed = len(rows) - sum(ended.values())
     because = (
-        f"{len(rows)} of {asked} trials ended: {ended['complete']} complete, {ended['pruned']} pruned, "
-        f"{failed} failed."
+        f"{len(rows)} of {asked} trials ended: {ended['complete']} complete, {ended['pruned']} "
+        f"pruned, {failed} failed."
     )
-    share = failed / len(rows) if rows else 1.0
-    suspects = ("the search space reaches into divergence", "the reasons in trials.json")
-    verdict = "inconclusive" if len(rows) < asked else "shut" if share > 0.5 else "open"
-    shown = () if verdict == "open" else suspects
-    return Check("trials", verdict, share, 0.5, "share of trials failed", because, shown)
+    share = failed / len(rows) if rows else 0.0
+    verdict, suspects = "open", ()
+    if share > 0.5:
+        suspects = ("the search space reaches into divergence", "the reasons in trials.json")
+        verdict = "shut"
+    elif len(rows) < asked:
+        verdict, suspects = "inconclusive", ("another run of this stage tops the study up",)
+    return Check("trials", verdict, share, 0.5, "share of trials failed", because, suspects)
 
 
 def sensitivities(ranked: list[dict], rows: list[dict]) -> Check:
@@ -40,9 +43,9 @@ def sensitivities(ranked: list[dict], rows: list[dict]) -> Check:
     top = ranked[0]
     said = f"Most sensitive to {', '.join(item['parameter'] for item in found)}"
     because = (
-        f"{said if found else 'None detected'} in {numbered} trials; the first, {top['parameter']}, "
-        f"explains {top['share']:.2f} ({top['interval'][0]:.2f} to {top['interval'][1]:.2f}), chance "
-        f"alone up to {top['null_95']:.2f}."
+        f"{said if found else 'None detected'} in {numbered} trials; the first, "
+        f"{top['parameter']}, explains {top['share']:.2f} ({top['interval'][0]:.2f} to "
+        f"{top['interval'][1]:.2f}), chance alone up to {top['null_95']:.2f}."
     )
     limit = top["null_95"]
     return Check("sensitivities", "open", top["share"], limit, unit, because, (), figure)
@@ -67,7 +70,8 @@ def best_configuration(found: dict, before: list[dict], limit: float) -> Check:
     because = (
         f"Mean validation loss {fresh.mean():.4f} over {len(fresh)} fresh seeds against "
         f"{former.mean():.4f} of regularize (pooled spread {pooled:.4f}); the best trial had "
-        f"{found['trial']['value']:.4f} in {found['trial']['epochs']} epochs, fresh seeds differ from it by {optimism:+.4f}."
+        f"{found['trial']['value']:.4f} in {found['trial']['epochs']} epochs, fresh seeds differ "
+        f"from it by {optimism:+.4f}."
     )
     suspects = (
         "the best trial was lucky: more trials, or more epochs per trial",
@@ -82,7 +86,8 @@ def trial_line(row: dict) -> str:
     """One line per trial, as it ends."""
     value = "" if row["value"] is None else f" {row['value']:.4f}"
     parameters = ", ".join(f"{key}={_short(v)}" for key, v in row["parameters"].items())
-    return f"trial {row['index']:>3} {row['state']:<8}{value} after {row['epochs']} epochs: {parameters}"
+    ended = f"{row['state']:<8}{value} after {row['epochs']} epochs"
+    return f"trial {row['index']:>3} {ended}: {parameters}"
 
 
 def study_section(rows: list[dict], ranked: list[dict], found: dict) -> str:
