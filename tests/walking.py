@@ -103,7 +103,7 @@ def walk(project: Path, stages: Sequence[str] = STAGES) -> Walk:
 
 
 def board(project: Path, *arguments: str) -> dict[str, str]:
-    """stage -> status and why, as the board prints them, and under "next" its last line."""
+    """stage -> status and why, as the board prints them, and under "next" its last words."""
     text = succeed(launch(project, *arguments)).stdout
     rows: dict[str, str] = {}
     for line in text.splitlines():
@@ -113,7 +113,7 @@ def board(project: Path, *arguments: str) -> dict[str, str]:
         elif rows and line.startswith("   "):  # a reason too long for one line
             rows[list(rows)[-1]] += f" {line.strip()}"
     assert tuple(rows) == STAGES, text
-    return {**rows, "next": text.strip().splitlines()[-1]}
+    return {**rows, "next": " ".join(text.strip().split("\n\n")[-1].split())}
 
 
 def statuses(project: Path, *arguments: str) -> list[str]:

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from {{cookiecutter.project_slug}}.harness import loop
-from {{cookiecutter.project_slug}}.harness.checks import Pipeline
-from {{cookiecutter.project_slug}}.harness.checks import run_checks
+from {{cookiecutter.project_slug}}.harness.checks import Pipeline, run_checks
 from {{cookiecutter.project_slug}}.harness.checks.catalogue import SKELETON
 
 CPU = torch.device("cpu")
@@ -267,5 +266,3 @@ def shut(pipeline):
     """Names of the checks of the whole skeleton that do not open."""
     found = run_checks(SKELETON, pipeline)
     return {check.name for check in found if check.verdict in ("shut", "inconclusive")}
-
-

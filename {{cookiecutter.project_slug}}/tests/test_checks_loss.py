@@ -136,16 +136,18 @@ def test_balanced_labels_need_no_prior_bias():
         ({"net": lambda: Net(lambda s, x: s.plain(x).softmax(0))}, "batch axis"),
         ({"net": lambda: Net(lambda s, x: s.plain(x).relu())}, "ReLU"),
         ({"loss": lambda z, y: F.cross_entropy(z, y, ignore_index=4)}, "ignore_index"),
-        ({"loss": lambda z, y: F.cross_entropy(z, y, reduction="none").clamp(max=3).mean()}, "clamp"),
-        ({"loss": lambda z, y: F.cross_entropy(z, y, weight=torch.linspace(0.2, 2, 10))}, "weights"),
+        (
+            {"loss": lambda z, y: F.cross_entropy(z, y, reduction="none").clamp(max=3).mean()},
+            "clamp",
+        ),
+        (
+            {"loss": lambda z, y: F.cross_entropy(z, y, weight=torch.linspace(0.2, 2, 10))},
+            "weights",
+        ),
         ({"loss": lambda z, y: F.cross_entropy(z, y, reduction="sum")}, "summed"),
         ({"loss": lambda z, y: F.mse_loss(z, F.one_hot(y, 10).float())}, "another loss"),
         (
-            {
-                "loss": lambda z, y: F.binary_cross_entropy_with_logits(
-                    z, F.one_hot(y, 10).float()
-                )
-            },
+            {"loss": lambda z, y: F.binary_cross_entropy_with_logits(z, F.one_hot(y, 10).float())},
             "binary",
         ),
     ],

@@ -3,9 +3,8 @@ import pytest
 import torch
 from checks_case import Digits, broken_evaluate, make_pipeline, unbalanced
 
+from {{cookiecutter.project_slug}}.harness.checks import metric as gate
 from {{cookiecutter.project_slug}}.harness.checks import run_check
-from {{cookiecutter.project_slug}}.harness.checks.metric import human_metric
-from {{cookiecutter.project_slug}}.harness.checks.metric import human_reference
 
 
 def counted_by(metric):
@@ -31,7 +30,7 @@ class Balanced(Digits):
 
 @pytest.mark.parametrize("parts", [{}, {"precision": "bf16"}, {"task": Balanced()}])
 def test_a_metric_that_counts_right_opens(parts):
-    found = run_check(human_metric, make_pipeline(**parts))
+    found = run_check(gate.human_metric, make_pipeline(**parts))
     assert found.verdict == "open"
     assert "400 held-out rows" in found.because
 
@@ -45,14 +44,14 @@ def test_a_metric_that_counts_right_opens(parts):
     ],
 )
 def test_a_metric_that_counts_wrong_shuts_and_is_named(metric, cause):
-    found = run_check(human_metric, make_pipeline(task=counted_by(metric)))
+    found = run_check(gate.human_metric, make_pipeline(task=counted_by(metric)))
     assert found.verdict == "shut"
     assert any(cause in text for text in found.suspect)
 
 
 def test_another_averaging_than_declared_shuts():
     pipeline = make_pipeline(task=counted_by(balanced), train=unbalanced(), prior_bias=True)
-    found = run_check(human_metric, pipeline)
+    found = run_check(gate.human_metric, pipeline)
     assert found.verdict == "shut"
     assert "averaging" in found.suspect[0]
 
@@ -68,13 +67,15 @@ def test_another_averaging_than_declared_shuts():
 )
 def test_an_evaluation_that_loses_count_shuts_and_is_named(fault, cause):
     pipeline = make_pipeline(evaluate=broken_evaluate(fault))
-    found = run_check(human_metric, pipeline)
+    found = run_check(gate.human_metric, pipeline)
     assert found.verdict == "shut"
     assert cause in found.suspect[0]
 
 
 def test_the_same_evaluation_without_a_fault_opens():
-    assert run_check(human_metric, make_pipeline(evaluate=broken_evaluate(""))).verdict == "open"
+    assert (
+        run_check(gate.human_metric, make_pipeline(evaluate=broken_evaluate(""))).verdict == "open"
+    )
 
 
 def test_a_constant_answer_is_right_as_often_as_the_largest_class():
@@ -97,4 +98,4 @@ def test_a_constant_answer_is_right_as_often_as_the_largest_class():
     ],
 )
 def test_the_human_reference_is_asked_for_until_it_is_whole(given, verdict):
-    assert run_check(human_reference, make_pipeline(human_reference=given)).verdict == verdict
+    assert run_check(gate.human_reference, make_pipeline(human_reference=given)).verdict == verdict

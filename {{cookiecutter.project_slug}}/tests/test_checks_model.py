@@ -3,8 +3,7 @@ import torch
 from checks_case import Net, broken_evaluate, make_pipeline, rows, with_x
 from torch import nn
 
-from {{cookiecutter.project_slug}}.harness.checks import run_check
-from {{cookiecutter.project_slug}}.harness.checks.baseline import input_independent_baseline
+from {{cookiecutter.project_slug}}.harness.checks import baseline, run_check
 from {{cookiecutter.project_slug}}.harness.checks.model import sample_boundary
 
 
@@ -95,7 +94,7 @@ def sgd(rate):
     "parts", [{}, {"net": normed}, {"precision": "bf16"}, {"optimizer": sgd(1e-5)}]
 )
 def test_a_model_that_reads_its_input_beats_every_blind_one(parts):
-    found = run_check(input_independent_baseline, make_pipeline(**parts))
+    found = run_check(baseline.input_independent_baseline, make_pipeline(**parts))
     assert found.verdict == "open"
     assert found.value > found.limit
 
@@ -121,20 +120,20 @@ def noise(x):
     ],
 )
 def test_inputs_that_say_nothing_about_the_labels_shut(fault):
-    found = run_check(input_independent_baseline, make_pipeline(**fault))
+    found = run_check(baseline.input_independent_baseline, make_pipeline(**fault))
     assert found.verdict == "shut"
     assert found.value < found.limit
 
 
 def test_a_held_out_class_map_that_moved_is_suspected_before_the_training_labels():
     moved = {**rows(900, 1300), "y": (rows(900, 1300)["y"] + 1) % 10}
-    found = run_check(input_independent_baseline, make_pipeline(validation=moved))
+    found = run_check(baseline.input_independent_baseline, make_pipeline(validation=moved))
     assert "validation" in found.suspect[0]
 
 
 def test_a_model_that_does_not_train_is_inconclusive():
     found = run_check(
-        input_independent_baseline, make_pipeline(lambda: Net(lambda s, x: s.plain(0 * x)))
+        baseline.input_independent_baseline, make_pipeline(lambda: Net(lambda s, x: s.plain(0 * x)))
     )
     assert found.verdict == "inconclusive"
     assert "overfit_one_batch" in found.because
@@ -142,6 +141,6 @@ def test_a_model_that_does_not_train_is_inconclusive():
 
 def test_a_label_that_reaches_the_outputs_around_the_input_shuts():
     pipeline = make_pipeline(evaluate=broken_evaluate("labels in the outputs"))
-    found = run_check(input_independent_baseline, pipeline)
+    found = run_check(baseline.input_independent_baseline, pipeline)
     assert found.verdict == "shut"
     assert "around the input" in found.suspect[0]

@@ -1,4 +1,4 @@
-"""What holds for every check: nothing outlasts it, it never crashes, and several are read as one."""
+"""What holds for every check: nothing outlasts it, it never crashes, several are read as one."""
 
 import hashlib
 import math
@@ -15,6 +15,7 @@ from {{cookiecutter.project_slug}}.harness import checks, loop
 from {{cookiecutter.project_slug}}.harness.checks import Check, explain, merge, run_check
 from {{cookiecutter.project_slug}}.harness.checks.catalogue import SKELETON
 from {{cookiecutter.project_slug}}.harness.figures import checks as figures
+from {{cookiecutter.project_slug}}.harness.instruments import NonFiniteLoss
 
 GATES = (
     "loss_at_init",
@@ -136,7 +137,12 @@ FAULTS = {
     "zero_grad missing": ({"step": broken_step(zero_grad="never")}, {"step_oracle"}),
     "never eval": ({"evaluate": broken_evaluate("never eval")}, {"modes"}),
     "validation path scales": (
-        {"prepare": lambda s: {**rows(0, 32), "x": rows(0, 32)["x"] * (1.01 if s == "train" else 1)}},
+        {
+            "prepare": lambda s: {
+                **rows(0, 32),
+                "x": rows(0, 32)["x"] * (1.01 if s == "train" else 1),
+            }
+        },
         {"split_parity"},
     ),
 }
@@ -168,11 +174,8 @@ def test_a_check_that_raises_is_inconclusive_and_never_a_pass():
 
 def test_a_loss_that_is_not_finite_shuts():
     def diverging(pipeline):
-        raise checks_error("the loss is nan")
+        raise NonFiniteLoss("the loss is nan")
 
-    from {{cookiecutter.project_slug}}.harness.instruments import NonFiniteLoss
-
-    checks_error = NonFiniteLoss
     assert run_check(diverging, make_pipeline()).verdict == "shut"
 
 
@@ -320,4 +323,6 @@ def test_what_cannot_be_drawn_leaves_no_file(tmp_path):
     blank = make_pipeline(train={**rows(), "x": torch.zeros(900, 1, 8, 8)}, preprocessing=None)
     assert not figures.draw_seam(tmp_path / "seam.png", blank)
     assert not figures.draw_overfit_batch(tmp_path / "batch.png", blank)
+    raising = make_pipeline(validation={**rows(900, 1300), "y": rows(900, 1300)["y"] + 1})
+    assert not figures.draw_seam(tmp_path / "seam.png", raising)
     assert list(tmp_path.iterdir()) == []

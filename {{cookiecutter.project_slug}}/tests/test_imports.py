@@ -21,7 +21,7 @@ atexit.register(lambda: print(sorted({HEAVY} & sys.modules.keys()), file=sys.std
 
 @pytest.fixture(scope="module")
 def sources():
-    """Module name below the package ("harness.loop"; "run" and "serve" beside it) -> syntax tree."""
+    """Module below the package ("harness.loop"), or "run" or "serve" beside it -> syntax tree."""
     root = Path(__file__).resolve().parents[1]
     paths = {path: path.relative_to(root / PACKAGE) for path in (root / PACKAGE).rglob("*.py")}
     paths |= {root / f"{name}.py": Path(f"{name}.py") for name in ("run", "serve")}

@@ -11,7 +11,6 @@ from torch import nn
 from {{cookiecutter.project_slug}}.harness import instruments, loop
 from {{cookiecutter.project_slug}}.harness.instruments import (
     NonFiniteLoss,
-    Patience,
     StepRecorder,
     curve_shape,
     finite,
@@ -124,43 +123,6 @@ def test_finite_names_the_figure():
     with pytest.raises(NonFiniteLoss, match="the validation loss is nan at step 3"):
         finite(row)
     assert finite({"step": 3, "loss": 1.0}) == {"step": 3, "loss": 1.0}
-
-
-# ---- when to stop -------------------------------------------------------------------------------
-
-
-def ended_after(losses, num_epochs, min_delta=0.0, smoothing=0.0):
-    patience = Patience(num_epochs, min_delta, smoothing)
-    return next((k for k, loss in enumerate(losses, 1) if patience.ends_with(loss)), None)
-
-
-def test_patience_counts_epochs_since_the_last_better_one():
-    assert ended_after([5, 4, 3, 3, 3, 3, 3], 3) == 6
-    assert ended_after([5, 4, 5, 3, 5, 5, 5], 3) == 7
-    assert ended_after([9, 8, 7, 6, 5], 1) is None
-    assert ended_after([5] * 100, None) is None
-
-
-def test_a_gain_of_less_than_min_delta_is_none():
-    falling = [1 - 0.01 * k for k in range(20)]
-    assert ended_after(falling, 3) is None
-    assert ended_after(falling, 3, min_delta=0.025) is None  # against the best, not the last
-    assert ended_after(falling, 3, min_delta=0.05) == 4
-
-
-def test_smoothing_looks_through_noise():
-    noisy = list(2 - 0.05 * EPOCHS + 0.2 * NOISE)
-    assert ended_after(noisy, 3, smoothing=0.0) is not None
-    assert ended_after(noisy, 3, smoothing=0.8) is None
-
-
-def test_smoothing_weighs_the_past_and_starts_from_the_first_value():
-    patience = Patience(5, 0.0, 0.75)
-    patience.ends_with(4.0)
-    assert patience.value == 4.0
-    patience.ends_with(0.0)
-    assert patience.value == 3.0
-    assert "no better smoothed validation loss for 0 epochs" == patience.told("validation")
 
 
 # ---- learning-rate range ------------------------------------------------------------------------

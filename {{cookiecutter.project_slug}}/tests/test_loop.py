@@ -1,10 +1,11 @@
-"""harness/loop.py: one seed gives one run, a step changes all or nothing, evaluation sees all rows."""
+"""harness/loop.py: one seed is one run, a step changes all or nothing, evaluation sees all rows."""
 
 import copy
 import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -333,6 +334,49 @@ def test_outputs_of_an_evaluation_can_take_part_in_a_gradient():
     assert scale.grad is not None
 
 
+# ---- when to stop -------------------------------------------------------------------------------
+
+
+def patience_of(num_epochs, min_delta=0.0, smoothing=0.0):
+    options = {"patience_epochs": num_epochs, "min_delta": min_delta, "smoothing": smoothing}
+    return loop.Patience(FitSettings(num_epochs=100, **options))
+
+
+def ended_after(losses, num_epochs, **options):
+    patience = patience_of(num_epochs, **options)
+    return next((k for k, loss in enumerate(losses, 1) if patience.ends_with(loss)), None)
+
+
+def test_patience_counts_epochs_since_the_last_better_one():
+    assert ended_after([5, 4, 3, 3, 3, 3, 3], 3) == 6
+    assert ended_after([5, 4, 5, 3, 5, 5, 5], 3) == 7
+    assert ended_after([9, 8, 7, 6, 5], 1) is None
+    assert ended_after([5] * 100, None) is None
+
+
+def test_a_gain_of_less_than_min_delta_is_none():
+    falling = [1 - 0.01 * k for k in range(20)]
+    assert ended_after(falling, 3) is None
+    assert ended_after(falling, 3, min_delta=0.025) is None  # against the best, not the last
+    assert ended_after(falling, 3, min_delta=0.05) == 4
+
+
+def test_smoothing_looks_through_noise():
+    draw = np.random.default_rng(0)
+    noisy = list(2 - 0.05 * np.arange(30) + 0.2 * draw.standard_normal(30))
+    assert ended_after(noisy, 3, smoothing=0.0) is not None
+    assert ended_after(noisy, 3, smoothing=0.8) is None
+
+
+def test_smoothing_weighs_the_past_and_starts_from_the_first_value():
+    patience = patience_of(5, smoothing=0.75)
+    patience.ends_with(4.0)
+    assert patience.value == 4.0
+    patience.ends_with(0.0)
+    assert patience.value == 3.0
+    assert patience.told("validation") == "no better smoothed validation loss for 0 epochs"
+
+
 # ---- fit ----------------------------------------------------------------------------------------
 
 
@@ -350,6 +394,23 @@ def test_one_seed_gives_bit_equal_runs_whatever_was_drawn_before():
 def test_seed_0_is_a_seed_and_another_one_gives_another_run():
     losses = {tuple(row["validation_loss"] for row in trained(s)[1].epochs) for s in (0, 1, 2)}
     assert len(losses) == 3
+
+
+def test_each_epoch_trains_in_training_mode_whatever_mode_it_was_handed_or_left_in():
+    network = network_of().eval()
+    modes = []
+    network.head.register_forward_hook(lambda *_: modes.append(network.trunk.training))
+    loop.fit(
+        network,
+        optimizer_of(network),
+        Loader(rows_of(50), 50),
+        Loader(rows_of(30), 30),
+        TASK,
+        FitSettings(num_epochs=2),
+        on_epoch=[lambda row: network.eval()],
+        announce=False,
+    )
+    assert modes == [True, False] * 2  # one training batch, one of validation
 
 
 def test_training_lowers_both_losses():
@@ -470,7 +531,7 @@ def test_both_losses_are_scored_without_label_smoothing():
 @pytest.mark.parametrize(("epochs", "count"), [(0, 50), (-1, 50), (3, 0)])
 def test_a_run_of_no_steps_is_refused(epochs, count):
     network = network_of()
-    with pytest.raises(ValueError, match="are 0 steps. Raise num_epochs"):
+    with pytest.raises(ValueError, match=r"are 0 steps\. Raise num_epochs"):
         loop.fit(
             network,
             optimizer_of(network),
@@ -537,9 +598,7 @@ def test_the_step_that_fit_takes_is_train_step():
     losses = []
     for _ in range(2):
         for batch in batches:
-            step = loop.train_step(
-                other, optimizer, batch, TASK.loss, clip_norm=0.5, accumulate=2
-            )
+            step = loop.train_step(other, optimizer, batch, TASK.loss, clip_norm=0.5, accumulate=2)
             losses.append(step.loss.item())
     assert same(network.state_dict(), other.state_dict())
     assert result.steps[0]["loss"] == losses[0]

@@ -56,7 +56,7 @@ def test_params_reach_the_network():
 
 
 def test_dropout_is_spatial_and_absent_at_zero():
-    drops = [m for m in model.build("ConvNet", {}, (1, 8, 8), 4, dropout=0.2).modules()]
+    drops = model.build("ConvNet", {}, (1, 8, 8), 4, dropout=0.2).modules()
     assert [m.p for m in drops if isinstance(m, nn.Dropout2d)] == [0.2, 0.2]
     plain = model.build("ConvNet", {}, (1, 8, 8), 4).modules()
     assert not any(isinstance(m, nn.Dropout2d) for m in plain)

@@ -299,7 +299,9 @@ def test_a_truncated_file_is_no_image(kind):
         decode(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", bytes(1000)])
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", bytes(1000)]
+)
 def test_other_bytes_are_no_image(data):
     with pytest.raises(ValueError, match="not a readable image"):
         decode(data)

@@ -178,34 +178,6 @@ def _read_range(rates, losses, smoothed, divergence) -> dict:
     }
 
 
-# ---- when to stop -------------------------------------------------------------------------------
-
-
-class Patience:
-    """Early stopping on a loss with its noise averaged out: value = smoothing * past + the rest.
-
-    An epoch counts as better when it lowers the smoothed loss by more than `min_delta`;
-    `num_epochs` in a row that do not end the training (None: never).
-    """
-
-    def __init__(self, num_epochs: int | None, min_delta: float, smoothing: float):
-        self.num_epochs, self.min_delta, self.smoothing = num_epochs, min_delta, smoothing
-        self.value: float | None = None
-        self.best, self.waited = math.inf, 0
-
-    def ends_with(self, loss: float) -> bool:
-        past = loss if self.value is None else self.value
-        self.value = self.smoothing * past + (1 - self.smoothing) * loss
-        if self.value < self.best - self.min_delta:
-            self.best, self.waited = self.value, 0
-        else:
-            self.waited += 1
-        return self.num_epochs is not None and self.waited >= self.num_epochs
-
-    def told(self, curve: str) -> str:
-        return f"no better smoothed {curve} loss for {self.waited} epochs"
-
-
 # ---- the shape of a curve -----------------------------------------------------------------------
 
 

@@ -304,17 +304,18 @@ def _waivers(project: Project) -> list[dict]:
 
 
 def _loosened(config: Config, project: Project) -> list[dict]:
-    """Limits that this launch set more generously than configs/stage/<stage>.yaml ships them."""
-    name = config.stage.name
-    shipped = OmegaConf.load(project.root / "configs" / "stage" / f"{name}.yaml").stage.limits
-    found = []
-    for limit, value in config.stage.limits.items():
-        looser = value < shipped[limit] if limit.startswith("min_") else value > shipped[limit]
-        if looser:
-            found.append(
-                {"limit": f"stage.limits.{limit}", "shipped": shipped[limit], "value": value}
-            )
-    return found
+    """Limits that this launch set more generously than configs/ ships them."""
+    configs, name = project.root / "configs", config.stage.name
+    limits = OmegaConf.load(configs / "stage" / f"{name}.yaml").stage.limits
+    shipped = {"stage.limits": (limits, config.stage.limits)}
+    for check, values in schema.shipped_checks(configs).items():
+        shipped[f"checks.{check}"] = (values, config.checks[check])
+    return [
+        {"limit": f"{node}.{limit}", "shipped": before[limit], "value": value}
+        for node, (before, now) in shipped.items()
+        for limit, value in now.items()
+        if (value < before[limit] if limit.startswith("min_") else value > before[limit])
+    ]
 
 
 def _config_error(error: Exception, project: Project) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from . import tracking
-from .checkpoints import cpu_state, save_checkpoint
-from .instruments import NonFiniteLoss, Patience, StepRecorder, finite
+from .checkpoints import FitResult, cpu_state, save_checkpoint
+from .instruments import NonFiniteLoss, StepRecorder, finite
 
 FETCH_EVERY_STEPS = 20  # one wait for the device per so many steps
 
@@ -34,9 +34,7 @@ def take(x: Any, rows: torch.Tensor) -> Any:
 
 
 def to_device(x: Any, device: torch.device) -> Any:
-    if isinstance(x, dict):
-        return {key: to_device(value, device) for key, value in x.items()}
-    return x.to(device)
+    return {k: to_device(v, device) for k, v in x.items()} if isinstance(x, dict) else x.to(device)
 
 
 class Loader:
@@ -226,22 +224,25 @@ class FitSettings:
             raise ValueError(f"monitor={self.monitor!r} is neither 'train' nor 'validation'.")
 
 
-@dataclass
-class FitResult:
-    """`best_state` is the checkpoint of the lowest watched loss, `best_validation_state` that of
-    the lowest validation loss; both on the CPU."""
+class NothingToTrain(ValueError):
+    """A run of 0 steps would leave an untrained network that looks like a trained one."""
 
-    num_steps: int = 0
-    num_epochs: int = 0
-    stopped: str = ""
-    best_epoch: int = 0
-    best_loss: float = math.inf
-    best_validation_epoch: int = 0
-    best_validation_loss: float = math.inf
-    best_state: dict = field(default_factory=dict)
-    best_validation_state: dict = field(default_factory=dict)
-    epochs: list[dict] = field(default_factory=list)  # one row per epoch
-    steps: list[dict] = field(default_factory=list)  # one row per fetched step
+
+class Patience:
+    """Early stopping on a loss with its noise averaged out: value = smoothing * past + the rest.
+
+    An epoch is better if it lowers the smoothed loss by more than `min_delta`.
+    """
+
+    def __init__(self, settings: FitSettings):
+        self.settings, self.value, self.best, self.waited = settings, None, math.inf, 0
+
+    def ends_with(self, loss: float) -> bool:
+        settings, past = self.settings, loss if self.value is None else self.value
+        self.value = settings.smoothing * past + (1 - settings.smoothing) * loss
+        better = self.value < self.best - settings.min_delta
+        self.best, self.waited = (self.value, 0) if better else (self.best, self.waited + 1)
+        return settings.patience_epochs is not None and self.waited >= settings.patience_epochs
 
 
 def fit(
@@ -262,18 +263,17 @@ def fit(
     `evaluate_task` (the task without label smoothing; default: `task`).
 
     Writes history.jsonl and best.safetensors + best.json into `folder`; `on_epoch` are told each
-    epoch's row. Raises ValueError for a run of 0 steps, NonFiniteLoss with the step it happened at.
+    epoch's row. Raises NothingToTrain for 0 steps, NonFiniteLoss with the step it happened at.
     """
     if settings.num_epochs * len(train) <= 0:
-        raise ValueError(
-            f"nothing to train: {settings.num_epochs} epochs of {len(train)} batches are 0 steps. "
+        raise NothingToTrain(
+            f"Nothing to train: {settings.num_epochs} epochs of {len(train)} batches are 0 steps. "
             "Raise num_epochs, or look at the split (python run.py stage=data_audit)."
         )
     if announce:
         print(tracking.plan(model, optimizer, train, settings), flush=True)
     watched = f"{settings.monitor}_loss"
-    patience = Patience(settings.patience_epochs, settings.min_delta, settings.smoothing)
-    judge, started = evaluate_task or task, time.perf_counter()
+    judge, patience, started = evaluate_task or task, Patience(settings), time.perf_counter()
     result = FitResult(stopped=f"all {settings.num_epochs} epochs done")
     recorder = StepRecorder(model, optimizer, FETCH_EVERY_STEPS)
     result.steps = recorder.rows
@@ -295,7 +295,8 @@ def fit(
             for tell in on_epoch:
                 tell(row)
             if patience.ends_with(row[watched]):
-                result.stopped = patience.told(settings.monitor)
+                why = f"no better smoothed {settings.monitor} loss for {patience.waited} epochs"
+                result.stopped = why
                 break
     return result
 

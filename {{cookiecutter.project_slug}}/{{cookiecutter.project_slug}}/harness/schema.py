@@ -128,6 +128,7 @@ def _refuse_unknown(plain: DictConfig, stage: type, configs: Path) -> None:
     for node in ("stage.limits", "stage.space"):
         known |= keys_of({node: OmegaConf.to_container(shipped).get(node.partition(".")[2], {})})
     known |= {f"stage.limits.{key}" for key in shipped.get("limits", {})}
+    known |= keys_of({"checks": shipped_checks(configs)})
     free = tuple(f"{node}." for node in (*OPEN_NODES, "stage.space"))
     for key in sorted(keys_of(present)):
         if key not in known and not key.startswith(free):
@@ -135,6 +136,11 @@ def _refuse_unknown(plain: DictConfig, stage: type, configs: Path) -> None:
                 f"'{key}' is no key of the configuration. Nearest: '{nearest(key, known)}'. "
                 "All keys: python run.py --cfg job"
             )
+
+
+def shipped_checks(configs: Path) -> dict[str, dict[str, float]]:
+    """The limits of the checks as configs/config.yaml has them."""
+    return OmegaConf.to_container(OmegaConf.load(configs / "config.yaml").checks)
 
 
 def refuse_undeclared(composed: DictConfig, choices: dict[str, str], configs: Path) -> None:

@@ -176,6 +176,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    checks: dict[str, dict[str, float]] = MISSING  # limits of the checks of skeleton and overfit
     batch_size: int = MISSING
     seed: int = MISSING
     device: str = MISSING  # auto | cuda | mps | cpu

@@ -15,6 +15,7 @@ from ..harness.schema import BadInput, Config
 from . import setup
 
 GROUPS = ("overfit", "regularize", "tune")  # single models, one per seed
+CANDIDATES = ("longer", "ensemble")
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,20 @@ class Scored:
     metric: float
 
 
+def refuse_unknown(names: list[str]) -> None:
+    """BadInput for a candidate that there is not: before anything is trained."""
+    if unknown := [name for name in names if name not in CANDIDATES]:
+        raise BadInput(f"stage.candidates names {unknown[0]!r}; there are {', '.join(CANDIDATES)}.")
+
+
 def load(cfg: Config, run: Any) -> dict[str, list[dict]]:
     """Weights of every entrant by name, one state per member."""
     left = {stage: sorted(run.earlier(stage, ".").glob(_PATTERNS[stage])) for stage in GROUPS}
     found = {stage: [load_file(path) for path in paths] for stage, paths in left.items()}
-    known = {"longer": run.result("longer.safetensors"), "ensemble": None}
-    for name in cfg.stage.candidates:
-        if name not in known:
-            raise BadInput(f"stage.candidates names {name!r}; there are {', '.join(known)}.")
-        found[name] = found["tune"] if name == "ensemble" else [load_file(known[name])]
-    return found
+    trained = {"ensemble": found["tune"]}
+    if "longer" in cfg.stage.candidates:
+        trained["longer"] = [load_file(run.result("longer.safetensors"))]
+    return found | {name: trained[name] for name in cfg.stage.candidates}
 
 
 _PATTERNS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ..harness import files
-from ..harness.checks import merge, run_check
+from ..harness.checks import merge
 from ..harness.checks import training as measured
 from ..harness.checks.catalogue import SKELETON
 from ..harness.checks.model import sample_boundary
@@ -24,7 +24,7 @@ def run(cfg, run):
     pipeline = setup.pipeline(cfg, loaded, run)
 
     # ---- act: preflight, range of rates, then fit, one run per seed
-    checks = [run_check(check, pipeline) for check in SKELETON]
+    checks = [setup.run_check(cfg, check, pipeline) for check in SKELETON]
     if not run.reaffirm:
         _fit(cfg, run, loaded)
     found = files.read_json(run.result("curves.json"))
@@ -32,7 +32,7 @@ def run(cfg, run):
     # ---- measure
     trained = setup.make_model(cfg, loaded, run.device, cfg.seed)
     setup.load_weights(trained, run.result(f"seed-{found['runs'][0]['seed']}.safetensors"))
-    again = run_check(sample_boundary, pipeline, model=trained)
+    again = setup.run_check(cfg, sample_boundary, pipeline, model=trained)
     checks = [
         merge(c.name, {"fresh": c, "trained": again}) if c.name == "sample_boundary" else c
         for c in checks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ..harness import files, instruments
-from ..harness.checks import run_check
 from ..harness.checks import training as measured
 from ..harness.checks.metric import human_reference
 from ..harness.checks.modes import modes
@@ -41,7 +40,7 @@ def run(cfg, run):
     if pictures is not None:
         weights.draw_weights(run.figure("first_layer.png"), pictures)
     return [
-        run_check(modes, pipeline),
+        setup.run_check(cfg, modes, pipeline),
         measured.paired_gain(reference, found, cfg.stage.limits["min_gain_in_standard_errors"]),
         measured.unit_activity(layers, cfg.stage.limits["max_inactive_share"]),
         measured.first_layer(pictures, cfg.seed),

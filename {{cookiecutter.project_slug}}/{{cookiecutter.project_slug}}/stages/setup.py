@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from .. import data, model, preprocessing
-from ..harness import files, instruments, loop, records, tracking
-from ..harness.checks import Pipeline
+from ..harness import checks, files, instruments, loop, records, tracking
+from ..harness.checks import Check, Pipeline
 from ..harness.evidence import NOT_EVIDENCE
 from ..harness.gates import DataNow
 from ..harness.loop import FitResult, FitSettings, Loader
@@ -174,6 +174,8 @@ def train(
     smoothed = Task(cfg.task, loaded.records.class_names, cfg.regularization.label_smoothing)
     name = folder.name if folder else f"seed-{seed}"
     tracker = tracking.open_tracker(cfg.logger, run, asdict(cfg), name)
+    if announce:
+        print(f"Seed {seed}: ", end="")
     try:
         result = loop.fit(
             network,
@@ -188,8 +190,13 @@ def train(
             on_epoch=(tracker.log, on_epoch),
             announce=announce,
         )
+    except loop.NothingToTrain as error:
+        raise BadInput(str(error)) from None
     finally:
         tracker.finish()
+    if announce:
+        where = f"{result.best_validation_loss:.4f} in epoch {result.best_validation_epoch}"
+        print(f"        {result.stopped}; best validation loss {where}", flush=True)
     return network, result
 
 
@@ -273,6 +280,11 @@ def lr_range(cfg: Config, loaded: Loaded, run: Any) -> dict:
         train_loader(cfg, loaded, run.device, cfg.seed),
         num_steps=cfg.stage.lr_range_steps,
     )
+
+
+def run_check(cfg: Config, check: Callable[..., Check], pipeline: Pipeline, **more: Any) -> Check:
+    """One check with the limits that configs/config.yaml has for it."""
+    return checks.run_check(check, pipeline, **cfg.checks.get(check.__name__, {}), **more)
 
 
 def affordable_rows(cfg: Config, loaded: Loaded, run: Any) -> torch.Tensor | None:

@@ -6,7 +6,7 @@ If it fails suspect: loss, labels, preprocessing or the step, in the order of th
 
 from __future__ import annotations
 
-from ..harness.checks import merge, run_check
+from ..harness.checks import merge
 from ..harness.checks.catalogue import SKELETON
 from ..harness.figures import checks as figures
 from . import setup
@@ -23,7 +23,7 @@ def run(cfg, run):
     checks = [
         merge(
             check.__name__,
-            {name: run_check(check, pipeline) for name, pipeline in pipelines.items()},
+            {name: setup.run_check(cfg, check, pipe) for name, pipe in pipelines.items()},
         )
         for check in SKELETON
     ]

@@ -16,6 +16,7 @@ from . import entrants, sealed, setup
 
 def run(cfg, run):
     # ---- load: what the earlier stages left
+    entrants.refuse_unknown(cfg.stage.candidates)
     loaded = setup.load(cfg, run)
     audit = files.read_json(run.earlier("data_audit", "audit.json"))
     best = files.read_json(run.earlier("tune", "best.json"))

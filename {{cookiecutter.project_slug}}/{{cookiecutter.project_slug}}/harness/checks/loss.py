@@ -71,7 +71,8 @@ def loss_at_init(
     if not limit[0] <= loss <= limit[1]:
         causes = _fingerprint(pipeline, loss, expected, starts[0])
         return Check(name, "shut", loss, limit, "", f"{because}, {causes[0]}.", causes)
-    return _scale(pipeline, name, loss, starts, because, [min_scale, max_scale])
+    noise *= max_standard_errors
+    return _scale(pipeline, name, loss, noise, starts, because, [min_scale, max_scale])
 
 
 def _start(pipeline: Pipeline, seed: int, batches: list[dict]) -> Start:
@@ -134,14 +135,20 @@ def _scale(
     pipeline: Pipeline,
     name: str,
     loss: float,
+    noise: float,
     starts: list[Start],
     because: str,
     scale: list[float],
 ) -> Check:
-    prior = pipeline.task.prior(probe.sampled_labels(pipeline.train))
-    flat, informed = pipeline.task.flat_loss(prior), pipeline.task.prior_loss(prior)
+    """Against the start of a model that knows nothing, or the label shares. The latter are those
+    of the rows as they are: smoothed ones cost more on few rows than a right start."""
+    y = probe.sampled_labels(pipeline.train)
+    prior, bare = pipeline.task.prior(y), probe.shares(pipeline.task, y)
+    bare = bare.clip(1e-12) if pipeline.task.targets == "exclusive" else prior
+    flat = pipeline.task.flat_loss(prior)
+    informed = min(pipeline.task.prior_loss(prior), pipeline.task.prior_loss(bare))
     reference = informed if loss < scale[0] * flat else flat
-    limit = [scale[0] * reference, scale[1] * reference]
+    limit = [scale[0] * reference - noise, scale[1] * reference]
     spread = median(start.spread for start in starts)
     because += f", and {reference:.4g} of a model that knows "
     because += "nothing" if reference == flat else "the label shares"

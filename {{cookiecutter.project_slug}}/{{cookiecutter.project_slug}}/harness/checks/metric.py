@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,7 +118,9 @@ def _corrupted(task: Any, y: torch.Tensor, share: float) -> torch.Tensor:
 def _sklearn(task: Any, reference: Any, outputs: torch.Tensor, y: torch.Tensor) -> float:
     try:
         predicted = task.predict(outputs).cpu().numpy()
-        return float(reference(y.cpu().numpy(), predicted))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes that are predicted and absent
+            return float(reference(y.cpu().numpy(), predicted))
     except (RuntimeError, ValueError, IndexError):
         return math.nan
 
@@ -193,11 +196,11 @@ def human_reference(pipeline: Pipeline) -> Check:
         because = (
             "How well a person does this task is not stated: no score can be called good or bad."
         )
-        return Check(name, "warn", None, None, "", because, ("task.human_reference is unset",))
+        return Check(name, "warn", None, None, "", because, ("human_reference is not filled in",))
     kind, value, count = given["kind"], given.get("value"), given.get("num_samples")
     if kind not in KINDS:
         because = f"human_reference.kind is {kind!r}, it must be one of {', '.join(KINDS)}."
-        return Check(name, "shut", None, None, "", because, ("task.human_reference is mistyped",))
+        return Check(name, "shut", None, None, "", because, ("human_reference is mistyped",))
     if kind == "impossible":
         return not_applicable(name, "A person cannot do this task, the owner states.")
     low, high = getattr(pipeline.task, "metric_bounds", (-math.inf, math.inf))

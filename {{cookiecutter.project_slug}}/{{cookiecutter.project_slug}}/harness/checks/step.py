@@ -98,7 +98,7 @@ def _sgd(norm: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
     def make(model: nn.Module) -> torch.optim.Optimizer:
         size = _flat(model).norm().item()
         trainable = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.SGD(trainable, lr=1e-3 * max(size, 1e-3) / max(norm, 1e-12))
+        return torch.optim.SGD(trainable, lr=1e-3 * max(size, 1e-3) / max(norm, 1e-6))
 
     return make
 

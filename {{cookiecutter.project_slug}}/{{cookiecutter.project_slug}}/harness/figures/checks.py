@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from . import canvas, save
 
 def draw_overfit_batch(path: Path, pipeline: Pipeline) -> bool:
     """The loss of the one-batch overfit over its steps, and per example the label and the outputs
-    point by point. False, and no file, when there were too few examples."""
-    trial = one_batch(pipeline)
+    point by point. False, and no file, when there were too few examples or the step raises."""
+    trial = _attempted(one_batch, pipeline)
     if trial is None:
         return False
     count = len(trial.y)
@@ -31,6 +33,14 @@ def draw_overfit_batch(path: Path, pipeline: Pipeline) -> bool:
         _draw_answer(axis, pipeline.task, outputs, y)
     save(figure, path)
     return True
+
+
+def _attempted(make: Callable[[Pipeline], Any], pipeline: Pipeline) -> Any:
+    """None when the pipeline raises: its checks have said so, a figure is no reason to crash."""
+    try:
+        return make(pipeline)
+    except Exception:
+        return None
 
 
 def _draw_answer(axis: Any, task: Any, outputs: torch.Tensor, y: torch.Tensor) -> None:
@@ -61,7 +71,9 @@ def draw_seam(path: Path, pipeline: Pipeline) -> bool:
     draw = getattr(pipeline.task, "draw", None)
     if decode is None or draw is None:
         return False
-    batches = seam_batch(pipeline, num_rows=6)
+    batches = _attempted(partial(seam_batch, num_rows=6), pipeline)
+    if batches is None:
+        return False
     figure, axes = canvas(12, 2, width=0.95, height=1.3)
     for axis in axes.flat:
         axis.set_axis_off()
