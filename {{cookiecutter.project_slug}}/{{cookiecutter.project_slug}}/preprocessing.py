@@ -144,7 +144,8 @@ def refuse_range(raw: np.ndarray, value_range: list[float] | None) -> None:
     low, high = value_range or (-math.inf, math.inf)
     if raw.size and not (low <= raw.min() and raw.max() <= high):
         raise ValueError(
-            f"values from {raw.min():g} to {raw.max():g}, but data.value_range is [{low:g}, {high:g}]"
+            f"values from {raw.min():g} to {raw.max():g}, but data.value_range is "
+            f"[{low:g}, {high:g}]"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` in one step: a reader sees the old file or the new one, never a part."""
+    """Write `data` in one step: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -51,7 +51,7 @@ def read_jsonl(path: Path) -> list[dict]:
 
 
 def canonical(value: Any) -> bytes:
-    """One byte string per value: sorted keys, no spaces, no NaN. What every digest is taken over."""
+    """One byte string per value: sorted keys, no spaces, no NaN. Every digest is taken over it."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

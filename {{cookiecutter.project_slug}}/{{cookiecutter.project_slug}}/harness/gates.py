@@ -148,7 +148,7 @@ def _waived(
     data: DataNow,
     waivers: Sequence[Mapping],
 ) -> bool:
-    """Would these waivers open the shut gate, its evidence being as true as when it was recorded?"""
+    """Would these waivers open the shut gate, its evidence being as true as it was?"""
     if own.status != "shut":
         return False
     gate = read_gate(project, own.stage)

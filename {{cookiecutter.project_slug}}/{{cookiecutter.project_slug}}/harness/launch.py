@@ -148,9 +148,8 @@ def _act(
 
     def verify(now: DataNow) -> None:
         if mode == "recorded":
-            gates.verify_data(
-                project, name, plain, now, reaffirm=reaffirmed is not None, waivers=_waivers(project)
-            )
+            again, waivers = reaffirmed is not None, _waivers(project)
+            gates.verify_data(project, name, plain, now, reaffirm=again, waivers=waivers)
 
     run = record.Run(
         stage=name,

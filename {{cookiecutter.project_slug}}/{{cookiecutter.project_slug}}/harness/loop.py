@@ -274,9 +274,8 @@ def fit(
         print(tracking.plan(model, optimizer, train, settings), flush=True)
     watched = f"{settings.monitor}_loss"
     judge, patience, started = evaluate_task or task, Patience(settings), time.perf_counter()
-    result = FitResult(stopped=f"all {settings.num_epochs} epochs done")
     recorder = StepRecorder(model, optimizer, FETCH_EVERY_STEPS)
-    result.steps = recorder.rows
+    result = FitResult(stopped=f"all {settings.num_epochs} epochs done", steps=recorder.rows)
     step = bind_step(model, optimizer, task, settings, scheduler)
     with (
         tracking.history(folder, result.steps, result.epochs) as write,

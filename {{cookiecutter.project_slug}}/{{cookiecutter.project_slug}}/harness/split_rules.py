@@ -68,7 +68,7 @@ def require_units(records: Records, units: list[list[int]], num_parts: int) -> N
             raise ValueError(
                 f"Class {name!r} has {counts[label]} separable rows (duplicates count once), and "
                 f"{num_parts} parts need one each: add rows, merge or drop the class, or set "
-                "split.test=none or fewer folds."
+                "data.split.test=none or fewer folds."
             )
 
 

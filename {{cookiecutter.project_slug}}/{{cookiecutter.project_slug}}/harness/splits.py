@@ -48,7 +48,7 @@ class SplitSettings:
             raise ValueError(
                 f"validation_fraction {self.validation_fraction} and test_fraction "
                 f"{self.test_fraction} leave a split empty. For no test rows of your own set "
-                "split.test=none, or split.test=external when others hold them."
+                "data.split.test=none, or data.split.test=external when others hold them."
             )
         if self.strategy == "kfold" and not 0 <= self.fold < self.num_folds >= 2:
             raise ValueError(
@@ -125,12 +125,13 @@ def _require_columns(records: Records, settings: SplitSettings) -> None:
     if getattr(records, needs) is None:
         raise ValueError(
             f"A split by {settings.strategy} needs {needs} and the data has none: name the column "
-            "in the data settings, or choose split.strategy=random."
+            "in the data settings, or choose data.split.strategy=random."
         )
     if needs == "given" and "test" in records.given and settings.test != "held_out":
         raise ValueError(
-            f"split.test={settings.test}, but the data gives {records.given.count('test')} rows as "
-            "test: use split.test=held_out, or drop these rows from the data."
+            f"data.split.test={settings.test}, but the data gives "
+            f"{records.given.count('test')} rows as test: use data.split.test=held_out, "
+            "or drop these rows from the data."
         )
 
 
@@ -262,6 +263,6 @@ def _content(
         if not ids[split]:
             raise ValueError(
                 f"No row is left for {split}: add rows, change the fractions, or set "
-                "split.test=none when there is no test set."
+                "data.split.test=none when there is no test set."
             )
     return {"schema": 1, **settings.stored, "ids": ids, "folds": folds, "left_out": left_out}

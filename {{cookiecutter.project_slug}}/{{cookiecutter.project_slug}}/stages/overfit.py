@@ -24,7 +24,7 @@ def run(cfg, run):
     pipeline = setup.pipeline(cfg, loaded, run)
 
     # ---- act: preflight, range of rates, then fit, one run per seed
-    checks = [setup.run_check(cfg, check, pipeline) for check in SKELETON]
+    checks = [setup.run_check(check, pipeline, cfg) for check in SKELETON]
     if not run.reaffirm:
         _fit(cfg, run, loaded)
     found = files.read_json(run.result("curves.json"))
@@ -32,7 +32,7 @@ def run(cfg, run):
     # ---- measure
     trained = setup.make_model(cfg, loaded, run.device, cfg.seed)
     setup.load_weights(trained, run.result(f"seed-{found['runs'][0]['seed']}.safetensors"))
-    again = setup.run_check(cfg, sample_boundary, pipeline, model=trained)
+    again = setup.run_check(sample_boundary, pipeline, cfg, model=trained)
     checks = [
         merge(c.name, {"fresh": c, "trained": again}) if c.name == "sample_boundary" else c
         for c in checks

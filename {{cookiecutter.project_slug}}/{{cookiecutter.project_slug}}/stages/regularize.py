@@ -40,7 +40,7 @@ def run(cfg, run):
     if pictures is not None:
         weights.draw_weights(run.figure("first_layer.png"), pictures)
     return [
-        setup.run_check(cfg, modes, pipeline),
+        setup.run_check(modes, pipeline, cfg),
         measured.paired_gain(reference, found, cfg.stage.limits["min_gain_in_standard_errors"]),
         measured.unit_activity(layers, cfg.stage.limits["max_inactive_share"]),
         measured.first_layer(pictures, cfg.seed),

@@ -282,7 +282,7 @@ def lr_range(cfg: Config, loaded: Loaded, run: Any) -> dict:
     )
 
 
-def run_check(cfg: Config, check: Callable[..., Check], pipeline: Pipeline, **more: Any) -> Check:
+def run_check(check: Callable[..., Check], pipeline: Pipeline, cfg: Config, **more: Any) -> Check:
     """One check with the limits that configs/config.yaml has for it."""
     return checks.run_check(check, pipeline, **cfg.checks.get(check.__name__, {}), **more)
 

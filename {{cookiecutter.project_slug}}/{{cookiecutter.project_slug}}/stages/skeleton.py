@@ -23,7 +23,7 @@ def run(cfg, run):
     checks = [
         merge(
             check.__name__,
-            {name: setup.run_check(cfg, check, pipe) for name, pipe in pipelines.items()},
+            {name: setup.run_check(check, pipe, cfg) for name, pipe in pipelines.items()},
         )
         for check in SKELETON
     ]

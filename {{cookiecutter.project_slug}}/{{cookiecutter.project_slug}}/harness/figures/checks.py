@@ -24,7 +24,7 @@ def draw_overfit_batch(path: Path, pipeline: Pipeline) -> bool:
     count = len(trial.y)
     figure, axes = canvas(count + 1, 1, width=1.45, height=2.4)
     curve, *bars = axes[0]
-    curve.plot(range(1, len(trial.losses) + 1), [max(loss, 1e-6) for loss in trial.losses])
+    curve.plot(range(1, len(trial.losses) + 1), [min(max(v, 1e-6), 1e6) for v in trial.losses])
     curve.set_yscale("log")
     curve.set_xlabel("step", fontsize=7)
     curve.set_title(f"loss at rate {trial.rate:.1e}", fontsize=7)
