@@ -170,6 +170,13 @@ def test_scratch_in_a_fresh_project_says_what_has_to_be_there_first(fresh):
     assert not (fresh / "artifacts").exists()
 
 
+def test_an_unknown_candidate_is_refused_before_anything_is_trained(walked):
+    before = tree(walked)
+    done = launch(walked, "stage=squeeze", "stage.candidates=[longer,shorter]")
+    assert "names 'shorter'; there are longer, ensemble" in succeed(done, FAILED).stderr
+    assert tree(walked) == before
+
+
 # ---- reaffirmed ---------------------------------------------------------------------------------
 
 

@@ -99,14 +99,18 @@ def stage_edited(project, stage):
 
 
 def first_output(project, stage):
-    outputs = sorted(walking.gate(project, stage)["outputs"])
-    if not outputs:
-        pytest.skip(f"{stage} hands nothing over")
-    return outputs[0]
+    return min(walking.gate(project, stage)["outputs"])
 
 
-@pytest.mark.parametrize("broken", [deleted, edited, output_edited, output_deleted, stage_edited])
-@pytest.mark.parametrize("stage", STAGES[:-1])
+WAYS = (deleted, edited, stage_edited, output_edited, output_deleted)
+BROKEN = [
+    (stage, broken)
+    for stage in STAGES[:-1]
+    for broken in (WAYS[:3] if stage == "skeleton" else WAYS)  # skeleton hands nothing over
+]
+
+
+@pytest.mark.parametrize(("stage", "broken"), BROKEN)
 def test_a_broken_gate_locks_the_next_stage_and_says_how_it_is_mended(walked, stage, broken):
     status, reason = broken(walked, stage)
     text, after = refused(walked, f"stage={STAGES[STAGES.index(stage) + 1]}"), None
@@ -118,7 +122,7 @@ def test_a_broken_gate_locks_the_next_stage_and_says_how_it_is_mended(walked, st
         assert last_words(after) == last_words(text)
 
 
-@pytest.mark.parametrize("broken", [deleted, edited, output_edited, output_deleted, stage_edited])
+@pytest.mark.parametrize("broken", WAYS)
 def test_a_broken_last_gate_is_shown_on_the_board(walked, broken):
     status, reason = broken(walked, "squeeze")
     found = board(walked)

@@ -360,7 +360,7 @@ def test_external_test_rows_come_from_another_manifest(images, tmp_path):
 def test_external_test_rows_of_other_classes_or_from_nowhere_are_refused(images, tmp_path):
     for name in ("cat", "emu"):
         draw(tmp_path / "fresh" / name / "7.png", 200)
-    with pytest.raises(BadInput, match="has the classes cat, emu; the model knows cat, dog"):
+    with pytest.raises(BadInput, match="has the class emu; the model knows cat, dog"):
         external(folder_of(images), tmp_path / "fresh", tmp_path)
     with pytest.raises(BadInput, match=r"data\.test_path: .* does not exist"):
         external(folder_of(images), tmp_path / "gone", tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from command_line import DATA, ORDER, PACKAGE, SMALL, copy_project, ended, gate, launch, small
 
 LINES = ("Question: ", "Evidence: ", "Leaves: ", "If it fails suspect: ")
-MAX_LINES = 110
+MAX_LINES = 120
 
 
 @pytest.fixture(scope="module")

@@ -526,6 +526,7 @@ def final_of(ours=0.97, baseline=0.95, **change):
     return {
         "chosen": "ensemble",
         "metric": "accuracy",
+        "direction": "max",
         "why_sealed": None,
         "num_test_rows": 300,
         "shared_rows": 0,

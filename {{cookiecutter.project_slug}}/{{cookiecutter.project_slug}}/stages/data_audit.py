@@ -16,7 +16,6 @@ from ..harness.audit import report as told
 from ..harness.audit.duplicates import exact_clusters, near_clusters
 from ..harness.checks.owner import statement
 from ..harness.schema import BadInput
-from ..task import Task
 from . import setup
 
 
@@ -25,7 +24,7 @@ def run(cfg, run):
     found, hashes = setup.read_records(cfg, run)
     raws, unreadable = _read_all(found, cfg.data.value_range)
     found = replace(found, unreadable=unreadable)
-    task = Task(cfg.task, found.class_names)
+    task = setup.make_task(cfg, found.class_names)
 
     # ---- act: split once, fit preprocessing on the training rows
     split, prepared = _freeze(cfg, run, found, raws, hashes)

@@ -85,23 +85,26 @@ def test_rows(cfg: Config, loaded: setup.Loaded, run: Any) -> tuple[dict, tuple[
     """Test rows as tensors, their ids, and how many of them are also training or validation rows.
 
     For the one stage that has opened the seal. External rows come from data.test_path and must have
-    the same classes (BadInput).
+    no class that the model does not know (BadInput).
     """
     if cfg.data.split.test != "external":
         view = replace(loaded.view, opened=True)
         return setup.rows_of(view, loaded.preprocessing, "test"), view.take("test").ids, 0
     try:
         found = data.load(replace(cfg.data, path=cfg.data.test_path))
+        rows = data.prepare(found, loaded.preprocessing, "test")
     except (FileNotFoundError, ValueError) as error:
         raise BadInput(f"data.test_path: {error}") from None
-    if found.class_names != loaded.records.class_names:
+    names = loaded.records.class_names
+    if strange := sorted(set(found.class_names) - set(names)):
         raise BadInput(
-            f"data.test_path has the classes {', '.join(found.class_names)}; the model knows "
-            f"{', '.join(loaded.records.class_names)}."
+            f"data.test_path has the class {strange[0]}; the model knows {', '.join(names)}."
         )
+    here = torch.tensor([names.index(name) for name in found.class_names])
+    rows["y"] = here[rows["y"]]
     known = set(records.content_hashes(loaded.records, run.runs / "cache" / "hashes.json"))
     shared = sum(content in known for content in records.content_hashes(found))
-    return data.prepare(found, loaded.preprocessing, "test"), found.ids, shared
+    return rows, found.ids, shared
 
 
 def final_table(

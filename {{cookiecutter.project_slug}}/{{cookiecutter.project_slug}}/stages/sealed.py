@@ -30,7 +30,9 @@ def read_test(cfg, loaded, run, models, scored, chosen, audit) -> None:
     Only a recorded run with a test set opens it; any other leaves the table without test figures
     and says why.
     """
-    final = {"chosen": chosen, "metric": loaded.task.metric_name, "why_sealed": None}
+    task = loaded.task
+    final = {"chosen": chosen, "metric": task.metric_name, "direction": task.metric_direction}
+    final["why_sealed"] = None
     baseline = _best_baseline(audit, loaded.task)
     tested = {}
     if cfg.data.split.test == "none":

@@ -58,6 +58,13 @@ def read_records(cfg: Config, run: Any) -> tuple[records.Records, tuple[str, ...
     return found, hashes
 
 
+def make_task(cfg: Config, class_names: tuple[str, ...], label_smoothing: float = 0.0) -> Task:
+    try:
+        return Task(cfg.task, class_names, label_smoothing)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
 def label_review(cfg: Config) -> dict[str, str] | None:
     """Rows of the CSV data.label_review (id, verdict: wrong or right), or None."""
     if cfg.data.label_review is None:
@@ -82,7 +89,7 @@ def load(cfg: Config, run: Any, *, opened: bool = False) -> Loaded:
     splits = files.read_json(run.earlier("data_audit", "splits.json"))
     view = records.SplitView(found, splits, opened=opened)
     prepared = preprocessing.Preprocessing.load(run.earlier("data_audit", "preprocessing.json"))
-    task = Task(cfg.task, found.class_names)
+    task = make_task(cfg, found.class_names)
     tensors = {name: rows_of(view, prepared, name) for name in ("train", "validation")}
     return Loaded(found, view, prepared, task, task.prior(tensors["train"]["y"]), **tensors)
 
@@ -171,7 +178,7 @@ def train(
         precision=cfg.precision,
         accumulate=cfg.optimizer.accumulate,
     )
-    smoothed = Task(cfg.task, loaded.records.class_names, cfg.regularization.label_smoothing)
+    smoothed = make_task(cfg, loaded.records.class_names, cfg.regularization.label_smoothing)
     name = folder.name if folder else f"seed-{seed}"
     tracker = tracking.open_tracker(cfg.logger, run, asdict(cfg), name)
     if announce:
@@ -227,7 +234,7 @@ def pipeline(
     cfg: Config, loaded: Loaded, run: Any, *, name: str | None = None, params: dict | None = None
 ) -> Pipeline:
     """The record the checks see: this project's own step, loss, loaders, metric and model."""
-    task = Task(cfg.task, loaded.records.class_names, cfg.regularization.label_smoothing)
+    task = make_task(cfg, loaded.records.class_names, cfg.regularization.label_smoothing)
 
     def step(network, optimizer, batch, accumulate=cfg.optimizer.accumulate):
         return loop.train_step(

@@ -103,7 +103,8 @@ def above_baseline_on_test(final: dict) -> Check:
     if final["why_sealed"] or baseline[unit] is None:
         because = f"No test figure of both: {final['why_sealed'] or 'the baseline has none'}."
         return Check("above_baseline_on_test", "not_applicable", None, None, unit, because)
-    better = ours[unit] > baseline[unit]
+    sign = 1 if final["direction"] == "max" else -1
+    better = sign * ours[unit] > sign * baseline[unit]
     because = f"{ours[unit]:.4f} against {baseline[unit]:.4f} of {baseline['model']}."
     suspects = () if better else (f"{baseline['model']} does as well for less",)
     verdict = "open" if better else "warn"
