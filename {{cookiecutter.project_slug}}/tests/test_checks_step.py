@@ -148,6 +148,18 @@ def test_frozen_tensors_are_measured_against_what_was_declared(declared, verdict
     assert found.verdict == verdict
 
 
+def test_an_output_layer_frozen_by_a_wrong_test_shuts():
+    class Inverted(Net):
+        def __init__(self):
+            super().__init__()
+            for parameter in self.head.parameters():
+                parameter.requires_grad_(False)
+
+    found = run_check(trainable_parameters, make_pipeline(Inverted))
+    assert found.verdict == "shut"
+    assert "name test" in found.suspect[0]
+
+
 def test_a_bias_before_batch_norm_counts_although_its_gradient_is_rounding():
     pipeline = make_pipeline(lambda: Net(norm=nn.BatchNorm1d), optimizer=sgd(1e-3))
     assert run_check(trainable_parameters, pipeline).verdict == "open"

@@ -28,24 +28,35 @@ class _Record:
     handles: list = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Observed:
+    """A fresh model after a few steps, and what was seen of its parameters."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    records: dict[str, _Record]
+    hidden: list[str]  # parameters that take part and that the model does not list
+    output_layer: list[nn.Parameter]  # of the last module with parameters that was called
+
+
 def trainable_parameters(pipeline: Pipeline, *, num_steps: int = 3) -> Check:
     """After `num_steps` of the project's steps every trainable tensor is in exactly one group of
     the optimizer, got a finite gradient that is not zero, and changed; no module that takes part
     hides its parameters; what is frozen was declared so (`Pipeline.frozen`).
     """
     name = "trainable_parameters"
-    model, records, hidden, optimizer = _observe(pipeline, num_steps, scale=1.0)
+    seen = _observe(pipeline, num_steps, scale=1.0)
+    model, records = seen.model, seen.records
     if any(r.gradient > 0 and not r.changed for r in records.values()):
         # A rate too small for the resolution of a weight is no broken wire: look again, larger.
-        _, again, _, _ = _observe(pipeline, num_steps, scale=1e3)
-        for key, record in again.items():
+        for key, record in _observe(pipeline, num_steps, scale=1e3).records.items():
             records[key].changed |= record.changed
     frozen = [key for key, p in model.named_parameters() if not p.requires_grad]
     found = [
-        *_grouped(model, optimizer),
+        *_grouped(model, seen.optimizer),
         *_moved(records),
-        *_hidden(hidden),
-        *_frozen(pipeline, model, frozen),
+        *_hidden(seen.hidden),
+        *_frozen(pipeline, seen, frozen),
     ]
     because = (
         f"All {len(records)} trainable tensors are in one group, got a gradient and changed in "
@@ -59,7 +70,7 @@ def trainable_parameters(pipeline: Pipeline, *, num_steps: int = 3) -> Check:
     return shut_if_any(found, good)
 
 
-def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
+def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> _Observed:
     """Run the steps on a fresh model and watch its parameters, and the modules that are called."""
     model = pipeline.make_model(0).train()
     optimizer = pipeline.make_optimizer(model)
@@ -72,10 +83,13 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
             records[key] = record
     hidden: dict[str, int] = {}
     used: set[int] = set()
+    last: list[nn.Parameter] = []
     known = {id(p) for p in model.parameters()}
     known |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def called(module: nn.Module, args: tuple) -> None:
+        own = [p for p in module.parameters(recurse=False) if id(p) in known]
+        last[:] = own or last
         for key, parameter in module.named_parameters(recurse=False):
             used.add(id(parameter))
             if parameter.requires_grad and id(parameter) not in known:
@@ -95,7 +109,7 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> tuple:
             records[key].changed = not torch.equal(parameter.detach(), records[key].start)
             records[key].used = id(parameter) in used
             records[key].handles.pop().remove()
-    return model, records, [*hidden, *_unregistered(model, known)], optimizer
+    return _Observed(model, optimizer, records, [*hidden, *_unregistered(model, known)], last)
 
 
 def _watcher(record: _Record) -> Callable[[torch.Tensor], None]:
@@ -194,10 +208,19 @@ def _hidden(names: list[str]) -> Iterator[Finding]:
         yield Finding(float(len(names)), 0.0, because, causes)
 
 
-def _frozen(pipeline: Pipeline, model: nn.Module, frozen: list[str]) -> Iterator[Finding]:
+def _frozen(pipeline: Pipeline, seen: _Observed, frozen: list[str]) -> Iterator[Finding]:
+    """Against the declaration; without one, only an output layer that stays as it started."""
     if pipeline.frozen is None:
+        if (
+            seen.records
+            and seen.output_layer
+            and not any(p.requires_grad for p in seen.output_layer)
+        ):
+            because = f"the output layer is frozen while {len(seen.records)} other tensors train"
+            causes = ("a wrong name test for freezing", "declare what is frozen")
+            yield Finding(float(len(frozen)), 0.0, because, causes)
         return
-    declared = [key for key, _ in model.named_parameters() if key.startswith(pipeline.frozen)]
+    declared = [key for key, _ in seen.model.named_parameters() if key.startswith(pipeline.frozen)]
     if set(declared) != set(frozen):
         wrong = sorted(set(declared) ^ set(frozen))
         because = f"{len(wrong)} tensors are frozen or free against the declaration ({_few(wrong)})"
