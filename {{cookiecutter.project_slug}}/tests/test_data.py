@@ -138,7 +138,7 @@ def test_a_class_without_images_is_named(images):
 
 def test_one_class_is_nothing_to_learn(tmp_path):
     draw(tmp_path / "cat" / "0.png")
-    refused(folder_of(tmp_path), "has cat for its only class: nothing to tell apart")
+    refused(folder_of(tmp_path), "has one class, cat: nothing to tell apart")
 
 
 def test_images_without_class_folders_are_no_classes(tmp_path):
@@ -266,7 +266,7 @@ def test_a_comma_too_many_is_named_by_its_line(images):
 
 def test_one_label_alone(images):
     path = write_csv(images / "m.csv", "path,label", "cat/0.png,a", "dog/0.jpg,a")
-    refused(manifest_of(path), "has a for its only class.*name another label column")
+    refused(manifest_of(path), "has one class, a: .*name another label column")
 
 
 def test_a_listed_path_twice_is_refused_however_it_is_spelled(images):

@@ -192,7 +192,7 @@ def _labelled(labels: list[str], where: Path | str) -> tuple[tuple[str, ...], np
     names = sorted(set(labels))
     if len(names) < 2:
         raise ValueError(
-            f"{where} has {names[0] if names else 'nothing'} for its only class: nothing to tell "
+            f"{where} has {'one class, ' + names[0] if names else 'no class'}: nothing to tell "
             "apart. Put each class in a folder of its own, or name another label column."
         )
     places = {name: place for place, name in enumerate(names)}

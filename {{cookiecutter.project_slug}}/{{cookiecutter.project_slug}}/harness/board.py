@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from .gates import PASSABLE, Judgement
+from .gates import Judgement
 
 COLOURS = {
     "open": "green",
@@ -100,10 +100,7 @@ def _waiver(entry: Mapping) -> str:
 
 def _next(judgements: Sequence[Judgement]) -> tuple[str, str]:
     """What to do next, and the command for it."""
-    for judgement in judgements:
-        if judgement.status not in PASSABLE:
-            return f"Next. {judgement.remedy}", judgement.command
-    for judgement in judgements:
-        if judgement.status == "unverifiable":
-            return f"Next. {judgement.remedy}", judgement.command
+    first = next((j for j in judgements if j.status != "open"), None)  # unverifiable: data first
+    if first is not None:
+        return f"Next. {first.remedy}", first.command
     return "All gates are open. Read", "artifacts/<stage>/report.md"
