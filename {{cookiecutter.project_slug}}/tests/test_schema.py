@@ -264,7 +264,8 @@ def test_null_is_allowed_where_it_means_off(overfit, configs):
 def test_values_are_read_and_replaced_by_their_dotted_names(configs):
     config = validated(configs, "stage=tune")
     assert schema.get_value(config, "optimizer.lr") == config.optimizer.lr
-    assert schema.get_value(config, "regularization.augment.max_shift_px") == 0.7
+    shift = config.regularization.augment["max_shift_px"]
+    assert schema.get_value(config, "regularization.augment.max_shift_px") == shift != 2.0
     assert schema.get_value(config, "stage.subset") is None
     values = {"optimizer.lr": 0.5, "regularization.augment.max_shift_px": 2.0, "batch_size": 8}
     changed = schema.with_values(config, values)
