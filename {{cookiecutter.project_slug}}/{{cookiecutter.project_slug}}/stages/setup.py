@@ -256,6 +256,7 @@ def pipeline(
         make_model=build,
         make_optimizer=partial(make_optimizer, cfg, run.device),
         train_step=step,
+        accumulate_step=step,
         evaluate=lambda network, batches: loop.evaluate(
             network, batches, task, precision=cfg.precision
         ),
