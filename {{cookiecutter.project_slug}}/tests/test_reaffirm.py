@@ -27,6 +27,22 @@ def test_changed_checks_are_named_and_can_be_reaffirmed_stage_by_stage(walked):
     assert files.read_json(walked.artifact("overfit"))["outputs"].keys() == {"best.safetensors"}
 
 
+def test_a_changed_helper_of_a_check_is_a_changed_check(tmp_path):
+    paper = PaperProject(tmp_path)
+    defined = "from . import probe\n\n\ndef loss_at_init(pipeline):\n    return probe.few\n"
+    paper.write_source("harness/checks/loss.py", defined)
+    paper.write_source("harness/checks/probe.py", "few = 3\n")
+    paper.walk()
+    assert paper.statuses() == ["open"] * 6
+    paper.write_source("harness/checks/probe.py", "few = 3  # words\n")
+    assert paper.statuses() == ["open"] * 6
+    paper.write_source("harness/checks/probe.py", "few = 4\n")
+    judged = paper.judge("data_audit")
+    assert judged.because == "harness/checks/loss.py or what it imports changed (loss_at_init)"
+    assert judged.reaffirmable
+    assert gates.affected(paper.project, "data_audit") == {"loss_at_init"}
+
+
 def test_a_changed_loop_can_be_reaffirmed_and_next_to_other_code_it_cannot(walked):
     walked.write_source("harness/loop.py", "def fit(model):\n    return None\n")
     assert all(walked.judge(stage).reaffirmable for stage in ORDER)

@@ -107,7 +107,8 @@ def gather(
     """
     from_overfit_on = project.order.index(stage) >= project.order.index("overfit")
     read = read or project.read
-    names = ["data.py", "preprocessing.py", "task.py", *_stage_files(stage, read), LOOP]
+    stage_files = with_imports(f"stages/{stage}.py", read)
+    names = ["data.py", "preprocessing.py", "task.py", *stage_files, LOOP]
     sections = ["data", "task"]
     if from_overfit_on:
         names.append("model.py")
@@ -126,16 +127,19 @@ def gather(
     }
 
 
-def _stage_files(stage: str, read: Read) -> list[str]:
-    """The stage's file, and the files beside it that it sets itself up with."""
-    found, waiting = [], [stage]
+def with_imports(name: str, read: Read) -> list[str]:
+    """A source file, and the files of its folder that it imports, directly or through others."""
+    found, waiting = [], [name]
     while waiting:
-        name = f"stages/{waiting.pop()}.py"
-        source = read(name)
-        if name not in found and (source is not None or not found):
-            found.append(name)
-            waiting += siblings(source or b"")
-    return [found[0], *sorted(found[1:])]
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.append(file)
+        folder = file.rpartition("/")[0]
+        for module in siblings(read(file) or b""):
+            beside = f"{folder}/{module}.py"  # else a name that the package itself defines
+            waiting.append(beside if read(beside) is not None else f"{folder}/__init__.py")
+    return [found[0], *sorted(file for file in found[1:] if read(file) is not None)]
 
 
 def version(name: str, read: Read) -> str | None:
@@ -144,11 +148,19 @@ def version(name: str, read: Read) -> str | None:
     return None if source is None else source_digest(source)
 
 
+def check_version(name: str, read: Read) -> str | None:
+    """Digest of a check's file together with what it imports beside it: a check is as true as its
+    helpers. None when the file is absent."""
+    parts = [version(file, read) for file in with_imports(name, read)]
+    return parts[0] if len(parts) == 1 else files.sha256_json(parts)
+
+
 def check_versions(stage: str, names: Sequence[str], sources: Mapping[str, bytes]) -> dict:
-    """{check name: {"file", "version"}}: the file that defines each check, and its digest."""
+    """{check name: {"file", "version"}}: the file that defines each check, and its version."""
     found = {name: _file_of_check(name, stage, sources) for name in names}
     return {
-        name: {"file": file, "version": version(file, sources.get)} for name, file in found.items()
+        name: {"file": file, "version": check_version(file, sources.get)}
+        for name, file in found.items()
     }
 
 
@@ -232,15 +244,20 @@ def _check_changes(recorded: Mapping, read: Read) -> list[Change]:
     """One change per check file, naming the checks in it."""
     changed: dict[str, list[str]] = {}
     for check, used in recorded.items():
-        if used["version"] != version(used["file"], read):
+        if used["version"] != check_version(used["file"], read):
             changed.setdefault(used["file"], []).append(check)
     return [
         Change(
-            f"{_changed(file, read(file))} ({', '.join(checks)})",
+            f"{_changed(_and_imports(file, read), read(file))} ({', '.join(checks)})",
             harness=file.startswith("harness/"),
         )
         for file, checks in changed.items()
     ]
+
+
+def _and_imports(file: str, read: Read) -> str:
+    """The file, and that the files it imports count: their digests are not kept apart."""
+    return file if len(with_imports(file, read)) == 1 else f"{file} or what it imports"
 
 
 def _changed(name: str, now: object) -> str:

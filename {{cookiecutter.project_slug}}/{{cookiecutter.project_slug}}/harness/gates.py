@@ -171,7 +171,7 @@ def affected(project: Project, stage: str) -> set[str]:
     return {
         name
         for name, used in about["checks"].items()
-        if evidence.version(used["file"], project.read) != used["version"]
+        if evidence.check_version(used["file"], project.read) != used["version"]
     }
 
 

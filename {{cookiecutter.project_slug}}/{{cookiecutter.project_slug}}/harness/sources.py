@@ -89,12 +89,14 @@ def _whole_constants(values: list) -> list:
     return [ascii(part) if isinstance(part, str) else part for part in parts if part != ""]
 
 
-def siblings(source: bytes) -> list[str]:
-    """Modules of the same folder that `source` imports with `from . import a, b`."""
+@lru_cache(maxsize=512)
+def siblings(source: bytes) -> tuple[str, ...]:
+    """Names that `source` imports from its own folder: modules, or what the package defines."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return []
+        return ()
     beside = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 1]
     named = [alias.name for node in beside if node.module is None for alias in node.names]
-    return sorted({*named, *(node.module.split(".")[0] for node in beside if node.module)})
+    modules = (node.module.split(".")[0] for node in beside if node.module)
+    return tuple(sorted({*named, *modules}))

@@ -47,6 +47,11 @@ class Audit:
     def statement(self, axis: str) -> Statement:
         return next(found for found in self.statements if found.axis == axis)
 
+    @property
+    def to_review(self) -> tuple[str, ...]:
+        """The suspected labels that a person should judge for `data.label_review`."""
+        return labels.review_list(self.statement("label_noise").ids, seed=0)
+
     def handoff(self) -> dict:
         """What later stages read, and nothing that makes them stale when a sentence changes."""
         ladder = {
@@ -66,6 +71,7 @@ class Audit:
             "counts": self.counts,
             "structure": self.structure,
             "draft": self.draft,
+            "label_review": list(self.to_review),
             **self.handoff(),
         }
 

@@ -25,7 +25,7 @@ def sections(found: Audit) -> str:
     lines = ["## Axes", "", table([s.row() for s in found.statements], list(AXES)), ""]
     lines += ["## Baselines, scored on validation", "", table(ladder, list(ladder[0])), ""]
     lines += ["## Rows to look at", "", *_listed(found), ""]
-    lines += ["## Draft of the statement", ""]
+    lines += [*_review(found), "## Draft of the statement", ""]
     lines += ["Read it, decide, and write your own into `statement` of the data's file:", ""]
     lines += [f"- {name}: {text}" for name, text in found.draft.items()]
     return "\n".join(lines)
@@ -40,6 +40,14 @@ def _listed(found: Audit) -> list[str]:
             rest = f" and {more:,} more" if more > 0 else ""
             lines.append(f"- {statement.axis}: {', '.join(ids)}{rest}")
     return lines or ["None."]
+
+
+def _review(found: Audit) -> list[str]:
+    """The rows whose review turns the bound on wrong labels into an estimate."""
+    if not found.to_review:
+        return []
+    asked = "Judge each, wrong or right, in a CSV with columns id and verdict (data.label_review):"
+    return ["## Labels to review", "", asked, "", ", ".join(found.to_review), ""]
 
 
 def draw(run: Any, found: Audit, subject: Subject, picture: Callable[[int], Any]) -> None:
