@@ -169,30 +169,20 @@ def train(
     """One training run as configured: the network (as the last epoch left it) and its result."""
     network = make_model(cfg, loaded, run.device, seed, params=params)
     optimizer = make_optimizer(cfg, run.device, network)
-    batches = train_loader(cfg, loaded, run.device, seed)
-    settings = FitSettings(
-        num_epochs=num_epochs,
-        monitor=monitor,
-        patience_epochs=cfg.regularization.patience_epochs,
-        clip_norm=cfg.optimizer.clip_norm,
-        precision=cfg.precision,
-        accumulate=cfg.optimizer.accumulate,
-    )
-    smoothed = make_task(cfg, loaded.records.class_names, cfg.regularization.label_smoothing)
     name = folder.name if folder else f"seed-{seed}"
     tracker = tracking.open_tracker(cfg.logger, run, asdict(cfg), name)
     if announce:
         print(f"Seed {seed}: ", end="")
     try:
-        result = loop.fit(
+        result = fit(
+            cfg,
+            loaded,
             network,
             optimizer,
-            batches,
+            train_loader(cfg, loaded, run.device, seed),
             validation_loader(loaded, run.device),
-            smoothed,
-            settings,
-            evaluate_task=loaded.task,
-            scheduler=loop.make_scheduler(optimizer, cfg.optimizer, num_epochs * len(batches)),
+            num_epochs,
+            monitor=monitor,
             folder=folder,
             on_epoch=(tracker.log, on_epoch),
             announce=announce,
@@ -205,6 +195,40 @@ def train(
         where = f"{result.best_validation_loss:.4f} in epoch {result.best_validation_epoch}"
         print(f"        {result.stopped}; best validation loss {where}", flush=True)
     return network, result
+
+
+def fit(
+    cfg: Config,
+    loaded: Loaded,
+    network: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Any,
+    validation: Any,
+    num_epochs: int,
+    *,
+    monitor: str = "validation",
+    **more: Any,
+) -> FitResult:
+    """The loop with the settings and the schedule of the configuration, over these batches."""
+    settings = FitSettings(
+        num_epochs=num_epochs,
+        monitor=monitor,
+        patience_epochs=cfg.regularization.patience_epochs,
+        clip_norm=cfg.optimizer.clip_norm,
+        precision=cfg.precision,
+        accumulate=cfg.optimizer.accumulate,
+    )
+    return loop.fit(
+        network,
+        optimizer,
+        batches,
+        validation,
+        make_task(cfg, loaded.records.class_names, cfg.regularization.label_smoothing),
+        settings,
+        evaluate_task=loaded.task,
+        scheduler=loop.make_scheduler(optimizer, cfg.optimizer, num_epochs * len(batches)),
+        **more,
+    )
 
 
 def evaluate(cfg: Config, loaded: Loaded, run: Any, network: Any, rows: dict) -> loop.Evaluation:
@@ -269,6 +293,10 @@ def pipeline(
         accumulate=cfg.optimizer.accumulate,
         preprocessing=loaded.preprocessing,
         prepare=lambda split: data.prepare(some, loaded.preprocessing, split),
+        raw=lambda row: data.read(loaded.records.raw[row]),
+        group=_column(loaded.records.groups),
+        time=_column(loaded.records.times and records.time_values(loaded.records.times)),
+        fit=partial(_quiet_fit, cfg, loaded),
         draw=lambda row: loaded.task.draw(data.read(loaded.records.raw[row])),
         human_reference={
             "value": human.value,
@@ -276,6 +304,15 @@ def pipeline(
             "num_samples": human.num_samples,
         },
     )
+
+
+def _column(values: Any) -> Callable[[int], Any] | None:
+    return None if values is None else lambda row: values[row]
+
+
+def _quiet_fit(cfg: Config, loaded: Loaded, *parts: Any) -> FitResult:
+    """`fit` of the pipeline: (model, optimizer, train, validation, num_epochs), without a word."""
+    return fit(cfg, loaded, *parts, announce=False)
 
 
 def lr_range(cfg: Config, loaded: Loaded, run: Any) -> dict:

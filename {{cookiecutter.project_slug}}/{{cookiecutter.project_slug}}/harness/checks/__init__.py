@@ -79,6 +79,10 @@ class Pipeline:
     accumulate_step: Callable[..., Any] | None = None  # (model, optimizer, batch, num_parts)
     preprocessing: Any = None  # declared .mean and .std per channel, .inverse(x)
     prepare: Callable[[str], dict] | None = None  # split -> tensors of the same raw records
+    raw: Callable[[int], Any] | None = None  # row id -> its record as it is stored
+    group: Callable[[int], Any] | None = None  # row id -> the group that must stay in one split
+    time: Callable[[int], float] | None = None  # row id -> when it was recorded, a number
+    fit: Callable[..., Any] | None = None  # (model, optimizer, train, validation, num_epochs)
     draw: Callable[[int], Any] | None = None  # row id -> picture for a person
     human_reference: dict | None = None  # value, kind, num_samples
     pretrained_head: bool = False  # the head starts from trained weights: no start to predict
