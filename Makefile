@@ -6,7 +6,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.takin-template-installed
 BAKE := $(BIN)/python -m cookiecutter . --no-input --default-config
 
-.PHONY: install walk test lint bench-step
+.PHONY: install walk test lint bench-step bench-faults bench-peers
 
 install: $(INSTALLED)
 
@@ -36,3 +36,13 @@ lint: install
 
 bench-step: install
 	$(BIN)/python bench/step.py
+
+# Most of an hour on two cores the first time: what it found is kept below build/bench-faults.
+bench-faults: install
+	$(BIN)/python bench/faults.py
+
+# After bench-faults. The peer is installed for this alone, without dependencies it never imports.
+bench-peers: install
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps neural_net_checklist==1.1.0
+	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/faults.py --page

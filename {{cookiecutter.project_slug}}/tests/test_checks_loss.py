@@ -1,9 +1,20 @@
 import pytest
 import torch
 from checks_case import Digits, Net, broken_step, make_pipeline, rows, unbalanced
+from other_tasks import (
+    Gru,
+    Mlp,
+    make_imbalanced_pipeline,
+    make_multilabel_pipeline,
+    make_real_pipeline,
+    make_tokens_pipeline,
+    multilabel_rows,
+    real_rows,
+)
 from torch import nn
 from torch.nn import functional as F
 
+from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import run_check
 from {{cookiecutter.project_slug}}.harness.checks.contract import loss_contract
 from {{cookiecutter.project_slug}}.harness.checks.loss import loss_at_init, prior_bias
@@ -206,3 +217,119 @@ def test_a_task_without_the_methods_is_not_applicable_and_says_what_to_hand_over
     found = run_check(loss_contract, make_pipeline(task=Bare(), train=rows()))
     assert found.verdict == "not_applicable"
     assert "ideal_outputs" in found.because
+
+
+# ---- other kinds of target ----------------------------------------------------------------------
+
+CE, BCE = F.cross_entropy, F.binary_cross_entropy_with_logits
+RARE = multilabel_rows(shift=-4.0)
+AWAY = {**real_rows(), "y": real_rows()["y"] + 10}
+
+
+def with_penalty(weight):
+    """A step that adds the squared weights to the loss."""
+
+    def step(model, optimizer, batch, loss_fn, **options):
+        def total(outputs, y):
+            return loss_fn(outputs, y) + weight * sum(p.square().sum() for p in model.parameters())
+
+        return loop.train_step(model, optimizer, batch, total, **options)
+
+    return step
+
+
+OTHER = {
+    "labels": make_multilabel_pipeline,
+    "labels, bf16": lambda: make_multilabel_pipeline(precision="bf16"),
+    "rare labels, biased": lambda: make_multilabel_pipeline(train=RARE, prior_bias=True),
+    "real": make_real_pipeline,
+    "real, bf16": lambda: make_real_pipeline(precision="bf16"),
+    "real, off centre, biased": lambda: make_real_pipeline(train=AWAY, prior_bias=True),
+    "rare class": make_imbalanced_pipeline,
+    "tokens": make_tokens_pipeline,
+    "tokens, biased, bf16": lambda: make_tokens_pipeline(prior_bias=True, precision="bf16"),
+    "tokens, recurrent": lambda: make_tokens_pipeline(Gru),
+    "penalty on the weights": lambda: make_pipeline(step=with_penalty(0.05)),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_the_start_of_other_targets_is_predicted(case):
+    found = run_check(loss_at_init, OTHER[case]())
+    assert found.verdict == "open", found.because
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "cause"),
+    [
+        (make_multilabel_pipeline, lambda z, y: BCE(z, y, reduction="sum"), "summed"),
+        (make_multilabel_pipeline, lambda z, y: BCE(z, y, reduction="none").sum(1).mean(), "sum"),
+        (make_multilabel_pipeline, lambda z, y: -BCE(z, y), "sign"),
+        (make_multilabel_pipeline, lambda z, y: CE(z, y), "not the one the task declares"),
+        (make_real_pipeline, lambda z, y: F.mse_loss(z, y, reduction="sum"), "summed"),
+        (make_real_pipeline, lambda z, y: F.mse_loss(z, y) / 3, "not the one the task declares"),
+        (make_tokens_pipeline, lambda z, y: CE(z.transpose(1, 2), y) * y.shape[1], "summed"),
+        (make_tokens_pipeline, lambda z, y: CE(z.transpose(1, 2), y) / z.shape[2], "1/classes"),
+        (make_tokens_pipeline, lambda z, y: CE(z.transpose(1, 2), y) * torch.nan, "ignored"),
+    ],
+)
+def test_the_value_of_a_wrong_first_loss_names_its_cause_for_other_targets(make, loss, cause):
+    found = run_check(loss_at_init, make(loss=loss))
+    assert found.verdict == "shut"
+    assert any(cause in text for text in found.suspect[:2]), found
+
+
+def test_real_targets_far_from_zero_start_hot_without_a_bias():
+    found = run_check(loss_at_init, make_real_pipeline(train=AWAY))
+    assert found.verdict == "warn"
+    assert "not centred" in found.suspect[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "train"), [(make_multilabel_pipeline, RARE), (make_real_pipeline, AWAY)]
+)
+def test_a_bias_at_the_shares_or_the_mean_opens_prior_bias(make, train):
+    good = run_check(prior_bias, make(train=train, prior_bias=True))
+    bad = run_check(prior_bias, make(train=train))
+    assert (good.verdict, bad.verdict) == ("open", "shut")
+    assert good.value < good.limit < bad.value
+    assert "set_prior_bias" in bad.suspect[0]
+
+
+def test_a_bias_of_several_real_columns_is_judged_column_by_column():
+    y = torch.stack([AWAY["y"], -AWAY["y"]], dim=1)
+    train = {**AWAY, "y": y}
+
+    def net(bias):
+        model = Mlp(10, 2)
+        model.head.bias.data = bias
+        return model
+
+    good = make_real_pipeline(lambda: net(y.mean(dim=0)), train=train)
+    bad = make_real_pipeline(lambda: net(torch.zeros(2)), train=train)
+    assert run_check(prior_bias, good).verdict == "open"
+    assert run_check(prior_bias, bad).verdict == "shut"
+    assert run_check(loss_at_init, good).verdict == "open"
+    assert run_check(loss_contract, good).verdict == "open"
+
+
+def test_tokens_without_a_bias_only_warn():
+    assert run_check(prior_bias, make_tokens_pipeline()).verdict == "warn"
+    assert run_check(prior_bias, make_tokens_pipeline(prior_bias=True)).verdict == "open"
+
+
+@pytest.mark.parametrize("make", [make_multilabel_pipeline, make_real_pipeline])
+def test_balanced_labels_and_centred_targets_need_no_bias(make):
+    assert run_check(prior_bias, make()).verdict == "not_applicable"
+
+
+@pytest.mark.parametrize(
+    "make", [make_multilabel_pipeline, make_real_pipeline, make_tokens_pipeline]
+)
+def test_nothing_outlasts_the_checks_of_the_start(make):
+    pipeline = make()
+    random, epoch = torch.get_rng_state(), pipeline.train.epoch
+    for check in (loss_at_init, prior_bias):
+        run_check(check, pipeline)
+    assert torch.equal(random, torch.get_rng_state())
+    assert pipeline.train.epoch == epoch

@@ -78,3 +78,27 @@ def test_an_evaluation_that_trains_shuts():
     found = run_check(modes, make_pipeline(evaluate=evaluate))
     assert found.verdict == "shut"
     assert "change in evaluation" in found.because
+
+
+class Thick(Net):
+    """Three layers with batch norm over rows alone."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [
+            layer
+            for width in (64, 32, 32)
+            for layer in (nn.Linear(width, 32), nn.BatchNorm1d(32), nn.ReLU())
+        ]
+        self.trunk = nn.Sequential(nn.Flatten(), *layers)
+
+
+def test_batches_too_small_for_their_statistics_warn():
+    found = run_check(modes, make_pipeline(Thick, batch_size=2))
+    assert found.verdict == "warn"
+    assert "BatchNorm" in found.suspect[0]
+
+
+@pytest.mark.parametrize("parts", [{"batch_size": 4}, {"net": Thick, "batch_size": 64}])
+def test_small_batches_without_batch_norm_and_large_ones_with_it_open(parts):
+    assert run_check(modes, make_pipeline(**parts)).verdict == "open"

@@ -3,6 +3,7 @@ import torch
 from checks_case import Net, broken_step, make_pipeline, rows, with_x
 from torch import nn
 
+from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import run_check
 from {{cookiecutter.project_slug}}.harness.checks.overfit import overfit_one_batch
 from {{cookiecutter.project_slug}}.harness.checks.parameters import trainable_parameters
@@ -73,6 +74,81 @@ def test_an_absurd_clip_is_a_fault_although_the_step_applies_it_right():
     found = run_check(step_oracle, make_pipeline(clip_norm=1e-4))
     assert found.verdict == "shut"
     assert "clip_norm" in found.suspect[0]
+
+
+def clipped(scale=1.0, *, early=False):
+    """A clip of gradients `scale` times too large, or before there are any."""
+
+    def step(model, optimizer, batch, loss_fn, *, clip_norm, **options):
+        optimizer.zero_grad(set_to_none=False)
+        if early:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        loss = loss_fn(model(batch["x"]), batch["y"])
+        (loss * scale).backward()
+        if not early:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        for parameter in model.parameters():
+            parameter.grad /= scale
+        optimizer.step()
+        return loop.StepOutput(loss.detach(), None)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "cause"),
+    [(clipped(early=True), "before backward"), (clipped(65536.0), "before unscale")],
+)
+def test_a_clip_in_the_wrong_place_shuts_and_is_named(step, cause):
+    assert run_check(step_oracle, make_pipeline(step=clipped(), clip_norm=5.0)).verdict == "open"
+    found = run_check(step_oracle, make_pipeline(step=step, clip_norm=5.0, optimizer=sgd(1e-2)))
+    assert found.verdict == "shut"
+    assert cause in found.suspect[0]
+
+
+def test_a_step_that_updates_nothing_shuts():
+    class Skipping(torch.optim.SGD):
+        def step(self, closure=None):
+            return None
+
+    def skipping(model):
+        return Skipping(model.parameters(), lr=1e-2)
+
+    assert run_check(trainable_parameters, make_pipeline(optimizer=skipping)).verdict == "shut"
+
+
+def test_a_loss_that_keeps_its_graph_shuts():
+    def step(model, optimizer, batch, loss_fn, **options):
+        optimizer.zero_grad()
+        loss = loss_fn(model(batch["x"]), batch["y"])
+        loss.backward()
+        optimizer.step()
+        return loop.StepOutput(loss, None)
+
+    found = run_check(step_oracle, make_pipeline(step=step))
+    assert found.verdict == "shut"
+    assert "detach" in found.suspect[0]
+
+
+class Carrying(Net):
+    """Adds what the last batch left: its mean, or the number of batches seen."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.left = what, 0.0
+
+    def forward(self, x):
+        hidden = self.trunk(x) + self.left
+        self.left = hidden.detach().mean(dim=0) if self.what == "mean" else self.left + 1e-3
+        return self.head(hidden)
+
+
+def test_a_state_carried_from_batch_to_batch_shuts_and_a_counter_does_not():
+    found = run_check(step_oracle, make_pipeline(lambda: Carrying("mean")))
+    assert found.verdict == "shut"
+    assert "carried" in found.suspect[0]
+    counting = make_pipeline(lambda: Carrying("count"), accumulate_step=None)
+    assert run_check(step_oracle, counting).verdict == "open"
 
 
 def cut(self, x):
@@ -146,6 +222,61 @@ class FrozenTrunk(Net):
 def test_frozen_tensors_are_measured_against_what_was_declared(declared, verdict):
     found = run_check(trainable_parameters, make_pipeline(FrozenTrunk, frozen=declared))
     assert found.verdict == verdict
+
+
+class FreedByEval(Net):
+    """The trunk is frozen, until the model is evaluated."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk.requires_grad_(False)
+
+    def train(self, mode=True):
+        if not mode:
+            self.trunk.requires_grad_(True)
+        return super().train(mode)
+
+
+def test_freezing_that_depends_on_the_mode_shuts():
+    found = run_check(trainable_parameters, make_pipeline(FreedByEval, frozen=("trunk",)))
+    assert found.verdict == "shut"
+    assert "train() and eval()" in found.because
+
+
+def test_declared_frozen_tensors_that_move_shut():
+    def step(model, optimizer, batch, loss_fn, **options):
+        output = loop.train_step(model, optimizer, batch, loss_fn, **options)
+        with torch.no_grad():
+            model.trunk[1].weight.mul_(0.99)
+        return output
+
+    found = run_check(
+        trainable_parameters, make_pipeline(FrozenTrunk, frozen=("trunk",), step=step)
+    )
+    assert found.verdict == "shut"
+    assert "declared frozen" in found.because
+
+
+class Words(nn.Module):
+    """Pixels as words: a table, and a layer that is tied to it, or a copy of it."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 16), nn.Linear(16, 10)
+        if tied:
+            self.layer.weight = self.table.weight
+        else:
+            self.layer.weight = nn.Parameter(self.table.weight.detach().clone())
+
+    def forward(self, x):
+        return self.layer(self.table((x.flatten(1) * 3).long().clamp(0, 9)).mean(dim=1))
+
+
+def test_a_head_that_starts_as_a_copy_of_the_embedding_warns_and_a_tied_one_opens():
+    assert run_check(trainable_parameters, make_pipeline(lambda: Words(True))).verdict == "open"
+    found = run_check(trainable_parameters, make_pipeline(lambda: Words(False)))
+    assert found.verdict == "warn"
+    assert "tied" in found.suspect[0]
 
 
 def test_an_output_layer_frozen_by_a_wrong_test_shuts():

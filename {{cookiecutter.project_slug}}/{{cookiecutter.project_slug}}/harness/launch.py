@@ -161,6 +161,7 @@ def _act(
         reaffirm=reaffirmed is not None,
         public=config.commit_samples,
         verify=verify,
+        waived=frozenset(waiver["check"] for waiver in _waivers(project)),
     )
     files.write_json(run.folder / "config.json", plain)
     report.announce(run, config)

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -39,6 +40,8 @@ class Run:
     verify: Callable[[Any], None] = lambda now: None  # raises Refused if the data has changed
     data: Any = None  # DataNow: set once the data was read
     sections: list[str] = field(default_factory=list)  # of report.md
+    took: Counter[str] = field(default_factory=Counter)  # CPU seconds of each check
+    waived: frozenset[str] = frozenset()  # names of checks that configs/waivers.yaml lets pass
     closing: list[str] = field(default_factory=list)  # printed below the table of checks
 
     def has_read(self, now: Any) -> None:
@@ -71,6 +74,11 @@ class Run:
     def _drawing(self, folder: Path, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
+
+    def is_blocked(self, checks: Iterable[Any]) -> bool:
+        """Whether these checks alone keep the gate shut, waived ones aside."""
+        bad = (check.name for check in checks if check.verdict in ("shut", "inconclusive"))
+        return any(name not in self.waived for name in bad)
 
     def tell(self, markdown: str) -> None:
         """A section of the report."""

@@ -84,13 +84,22 @@ def write(run: Any, checks: list[Check]) -> None:
         lines.append(f"- **{check.name}** ({check.verdict}): {check.because}")
         if check.suspect and check.verdict in ("shut", "warn", "inconclusive"):
             lines.append(f"  Suspect: {'; '.join(check.suspect)}.")
-    for section in run.sections:
+    for section in [*run.sections, *_times(run)]:
         lines += ["", section]
     drawn = sorted(run.handoff.glob("figures/*.png"))
     if drawn:
         lines += ["", "## Figures", ""]
         lines += [f"![{path.stem}](figures/{path.name})" for path in drawn]
     files.write_text(run.handoff / "report.md", "\n".join(lines) + "\n")
+
+
+def _times(run: Any) -> list[str]:
+    """CPU seconds per check, slowest first: a slow gate gets switched off."""
+    if not run.took:
+        return []
+    rows = [{"check": name, "CPU seconds": round(s, 2)} for name, s in run.took.most_common()]
+    total = f"All checks together took {sum(run.took.values()):.1f} CPU seconds."
+    return ["## Time per check\n\n" + total + "\n\n" + table(rows, ["check", "CPU seconds"])]
 
 
 def table(rows: list[dict], columns: list[str]) -> str:

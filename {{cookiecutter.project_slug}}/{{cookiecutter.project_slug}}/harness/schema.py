@@ -214,9 +214,26 @@ def _refuse_values(config: Config) -> None:
         raise BadInput(f"optimizer.betas={betas} must be two numbers of at least 0 and below 1.")
     if not 0 <= config.seed < 2**31:
         raise BadInput(f"seed={config.seed} must be between 0 and 2147483647.")
+    if config.fault is not None:
+        _refuse_fault(config)
     if config.data.split.test == "external" and not config.data.test_path:
         raise BadInput(
             "data.split.test=external needs data.test_path=..., of the same form as data.path."
+        )
+
+
+def _refuse_fault(config: Config) -> None:
+    from .faults import FAULTS, nearest  # imports torch
+
+    if config.fault not in FAULTS:
+        raise BadInput(
+            f"fault={config.fault} is none of the {len(FAULTS)} in harness/faults. "
+            f"Nearest: {nearest(config.fault)}."
+        )
+    if not config.scratch or config.stage.name not in ("skeleton", "overfit"):
+        raise BadInput(
+            f"fault={config.fault} breaks the pipeline on purpose, so it is no evidence. "
+            f"Run: python run.py stage=skeleton fault={config.fault} scratch=true"
         )
 
 

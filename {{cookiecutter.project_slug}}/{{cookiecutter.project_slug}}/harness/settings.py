@@ -186,3 +186,4 @@ class Config:
     scratch: bool = MISSING
     reaffirm: bool = MISSING
     trial: int | None = MISSING
+    fault: str | None = MISSING  # one of harness/faults, planted in skeleton or overfit

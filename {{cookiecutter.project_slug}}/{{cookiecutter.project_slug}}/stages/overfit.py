@@ -11,7 +11,7 @@ from dataclasses import asdict
 from ..harness import files
 from ..harness.checks import merge
 from ..harness.checks import training as measured
-from ..harness.checks.catalogue import SKELETON
+from ..harness.checks.catalogue import PREFLIGHT
 from ..harness.checks.model import sample_boundary
 from ..harness.figures import curves as figures
 from . import setup
@@ -24,7 +24,10 @@ def run(cfg, run):
     pipeline = setup.pipeline(cfg, loaded, run)
 
     # ---- act: preflight, range of rates, then fit, one run per seed
-    checks = [setup.run_check(check, pipeline, cfg) for check in SKELETON]
+    checks = setup.run_checks(PREFLIGHT, pipeline, cfg, run)
+    if run.is_blocked(checks):
+        run.closing.append("Nothing was trained: the preflight did not pass.")
+        return checks
     if not run.reaffirm:
         _fit(cfg, run, loaded)
     found = files.read_json(run.result("curves.json"))
@@ -32,7 +35,7 @@ def run(cfg, run):
     # ---- measure
     trained = setup.make_model(cfg, loaded, run.device, cfg.seed)
     setup.load_weights(trained, run.result(f"seed-{found['runs'][0]['seed']}.safetensors"))
-    again = setup.run_check(sample_boundary, pipeline, cfg, model=trained)
+    again = setup.run_check(sample_boundary, pipeline, cfg, run, model=trained)
     checks = [
         merge(c.name, {"fresh": c, "trained": again}) if c.name == "sample_boundary" else c
         for c in checks

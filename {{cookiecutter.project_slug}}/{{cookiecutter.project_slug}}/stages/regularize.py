@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 from ..harness import files, instruments
 from ..harness.checks import training as measured
+from ..harness.checks.catalogue import REGULARIZED
 from ..harness.checks.metric import human_reference
-from ..harness.checks.modes import modes
 from ..harness.figures import curves, weights
 from . import setup
 
@@ -40,7 +40,7 @@ def run(cfg, run):
     if pictures is not None:
         weights.draw_weights(run.figure("first_layer.png"), pictures)
     return [
-        setup.run_check(modes, pipeline, cfg),
+        *setup.run_checks(REGULARIZED, pipeline, cfg, run),
         measured.paired_gain(reference, found, cfg.stage.limits["min_gain_in_standard_errors"]),
         measured.unit_activity(layers, cfg.stage.limits["max_inactive_share"]),
         measured.first_layer(pictures, cfg.seed),

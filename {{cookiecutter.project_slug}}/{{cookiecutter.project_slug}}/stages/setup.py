@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from .. import data, model, preprocessing
-from ..harness import checks, files, instruments, loop, records, tracking
+from ..harness import checks, faults, files, instruments, loop, records, tracking
 from ..harness.checks import Check, Pipeline
 from ..harness.evidence import NOT_EVIDENCE
 from ..harness.gates import DataNow
@@ -276,7 +277,7 @@ def pipeline(
 
     some = loaded.view.take("train").take(range(min(32, len(loaded.train["y"]))))
     human = cfg.data.human_reference
-    return Pipeline(
+    whole = Pipeline(
         make_model=build,
         make_optimizer=partial(make_optimizer, cfg, run.device),
         train_step=step,
@@ -304,6 +305,19 @@ def pipeline(
             "num_samples": human.num_samples,
         },
     )
+    return whole if cfg.fault is None else _planted(whole, cfg.fault, name or cfg.model.name)
+
+
+def _planted(whole: Pipeline, fault: str, network: str) -> Pipeline:
+    """With the fault where it has a place; said either way."""
+    try:
+        broken = faults.plant(whole, fault)
+    except faults.NotPlantable as error:
+        print(f"Fault {fault} is not planted in {network}: {error}.", flush=True)
+        return whole
+    known = faults.FAULTS[fault]
+    print(f"Fault {fault} is planted in {network}: {known.check} should shut. {known.why}")
+    return broken
 
 
 def _column(values: Any) -> Callable[[int], Any] | None:
@@ -327,9 +341,20 @@ def lr_range(cfg: Config, loaded: Loaded, run: Any) -> dict:
     )
 
 
-def run_check(check: Callable[..., Check], pipeline: Pipeline, cfg: Config, **more: Any) -> Check:
-    """One check with the limits that configs/config.yaml has for it."""
-    return checks.run_check(check, pipeline, **cfg.checks.get(check.__name__, {}), **more)
+def run_check(
+    check: Callable[..., Check], pipeline: Pipeline, cfg: Config, run: Any, **more: Any
+) -> Check:
+    """One check with the limits that configs/config.yaml has for it; the report tells its time."""
+    started = time.process_time()
+    found = checks.run_check(check, pipeline, **cfg.checks.get(check.__name__, {}), **more)
+    run.took[check.__name__] += time.process_time() - started
+    return found
+
+
+def run_checks(
+    several: Iterable[Callable[..., Check]], pipeline: Pipeline, cfg: Config, run: Any
+) -> list[Check]:
+    return [run_check(check, pipeline, cfg, run) for check in several]
 
 
 def affordable_rows(cfg: Config, loaded: Loaded, run: Any) -> torch.Tensor | None:
@@ -374,8 +399,9 @@ def trial_evidence(cfg: Config, run: Any) -> dict:
     """All that decides a trial's value, besides the parameters drawn: data, code, settings."""
     names = ["data.py", "preprocessing.py", "model.py", "task.py", "harness/loop.py"]
     settings = asdict(cfg)
-    for free in ("stage", "trial", "scratch", "reaffirm", "logger", "commit_samples", "device"):
-        settings.pop(free)
+    free = ("stage", "trial", "fault", "scratch", "reaffirm", "logger", "commit_samples", "device")
+    for key in free:
+        settings.pop(key)
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in NOT_EVIDENCE}
     return {
         "data": run.data.identity,

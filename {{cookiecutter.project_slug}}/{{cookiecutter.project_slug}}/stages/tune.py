@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..harness import files, sensitivity, study
 from ..harness.checks import tuning as measured
+from ..harness.checks.catalogue import TUNED
 from ..harness.checks.metric import human_reference
 from ..harness.checks.owner import above_baseline
 from ..harness.checks.training import carried_settings
@@ -33,16 +34,18 @@ def run(cfg, run):
     found = files.read_json(run.result("best.json"))
 
     # ---- measure
+    pipeline = setup.pipeline(with_values(cfg, found["trial"]["parameters"]), loaded, run)
     ranked = sensitivity.sensitivities(trials, cfg.stage.space, cfg.seed)
     figures.draw_sensitivities(run.figure("sensitivities.png"), trials, ranked)
     run.tell(measured.study_section(trials, ranked, found))
     return [
+        *setup.run_checks(TUNED, pipeline, cfg, run),
         measured.trials(trials, cfg.stage.num_trials),
         measured.sensitivities(ranked, trials),
         carried_settings(run, setup.training_settings(cfg), "regularize"),
         measured.best_configuration(found, before, cfg.stage.limits["max_loss_in_pooled_spreads"]),
         above_baseline(found["validation_metric"], ladder, loaded.task, "validation"),
-        human_reference(setup.pipeline(cfg, loaded, run)),
+        human_reference(pipeline),
     ]
 
 

@@ -195,39 +195,52 @@ def run_checks(
 
 # ---- reading several --------------------------------------------------------------------------
 
-# Cause before consequence: a broken part also breaks the checks listed with it. The first one that
-# shut is the one to repair; those it explains are not findings of their own.
-_TRAINING = ("overfit_one_batch", "input_independent_baseline")
+# Checks come in the order of cause and consequence, so the first that shut is the one to repair. A
+# broken part also breaks the checks listed with it: those are no findings of their own.
+_TRAINING = ("update_ratio", "overfit_one_batch", "input_independent_baseline", "confusion")
 _START = ("loss_at_init", "prior_bias")
+_INSIDE = ("axis_identity", "sample_boundary", "pad_invariance", "field_influence")
+_STEP = ("trainable_parameters", "symmetry", "step_oracle", "library_warnings", "precision")
+_RUN = ("schedule", "best_checkpoint", *_TRAINING)
 _EXPLAINS = {
-    "split_parity": ("last_seam", "step_oracle", "human_metric", *_START, *_TRAINING),
-    "last_seam": (
-        *("trainable_parameters", "sample_boundary", "step_oracle", "human_metric", "modes"),
-        *("split_parity", *_START, *_TRAINING),
-    ),
-    "loss_contract": (
-        *("step_oracle", "trainable_parameters", "sample_boundary", "human_metric"),
-        *(*_START, *_TRAINING),
-    ),
-    "modes": ("human_metric", "step_oracle", "loss_at_init", *_TRAINING),
-    "human_metric": ("last_seam", "modes", "split_parity", *_TRAINING),
-    "sample_boundary": ("step_oracle", "loss_at_init", "trainable_parameters", *_TRAINING),
-    "step_oracle": ("trainable_parameters", *_TRAINING),
-    "trainable_parameters": ("sample_boundary", *_TRAINING),
+    "split_hygiene": ("feature_leak", "last_seam", "input_independent_baseline", "confusion"),
+    "feature_leak": ("last_seam", *_TRAINING),
+    "record_store": ("loader", "split_parity", "last_seam", "modes", "human_metric", *_RUN),
+    "loader": ("last_seam", "step_oracle", *_RUN),
+    "target_offset": ("loss_at_init", "sample_boundary", *_TRAINING),
+    "supervised_share": ("loss_contract", *_START, *_TRAINING),
+    "split_parity": ("last_seam", "human_metric", "step_oracle", *_START, *_TRAINING),
+    "last_seam": ("modes", "human_metric", *_START, *_INSIDE, *_STEP, *_RUN),
+    "loss_contract": ("loss_terms", "human_metric", *_START, *_INSIDE, *_STEP, *_RUN),
+    "loss_terms": (*_START, *_STEP, *_TRAINING),
     "loss_at_init": ("prior_bias", *_TRAINING),
     "prior_bias": _TRAINING,
-    "overfit_one_batch": ("input_independent_baseline",),
+    "modes": ("human_metric", *_START, *_INSIDE, *_STEP, *_RUN),
+    "human_metric": ("best_checkpoint", *_TRAINING),
+    "axis_identity": ("sample_boundary", "pad_invariance", "modes", "symmetry", *_TRAINING),
+    "sample_boundary": ("pad_invariance", "modes", "human_metric", *_START, *_STEP, *_RUN),
+    "pad_invariance": ("human_metric", *_TRAINING),
+    "field_influence": ("trainable_parameters", "symmetry", *_TRAINING),
+    "trainable_parameters": ("symmetry", "step_oracle", "precision", *_RUN),
+    "symmetry": _TRAINING,
+    "step_oracle": ("library_warnings", "precision", *_RUN),
+    "library_warnings": _TRAINING,
+    "precision": _TRAINING,
+    "schedule": ("best_checkpoint", *_TRAINING),
+    "best_checkpoint": ("input_independent_baseline", "confusion"),
+    "update_ratio": _TRAINING,
+    "overfit_one_batch": ("input_independent_baseline", "confusion"),
+    "input_independent_baseline": ("confusion",),
 }
 
 
 def explain(checks: Iterable[Check]) -> str | None:
     """The one cause that explains the rest, and what it leaves unexplained; None if none is bad."""
     bad = {c.name: c for c in checks if c.verdict in ("shut", "inconclusive")}
-    shut = [name for name, check in bad.items() if check.verdict == "shut"]
     if not bad:
         return None
-    causes = [name for name in _EXPLAINS if name in shut]
-    cause = bad[(causes or shut or list(bad))[0]]
+    shut = [name for name, check in bad.items() if check.verdict == "shut"]
+    cause = bad[(shut or list(bad))[0]]
     effects = _EXPLAINS.get(cause.name, ())
     follows = [name for name in bad if name in effects]
     apart = [name for name in shut if name != cause.name and name not in effects]

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
-import numpy as np
 import torch
-from torch.nn import functional as F
 
-from . import Check, Finding, Pipeline, probe, shut_if_any
-
-SCALE = 30.0  # logits at which a softmax is certain
-
-
-@dataclass(frozen=True)
-class Answer:
-    loss: float
-    gradient: torch.Tensor  # of the loss with respect to the given outputs, same shape
-
-
-Ask = Callable[[torch.Tensor, torch.Tensor], Answer]
+from . import Check, Finding, Pipeline, layout, outputs_made, probe, shut_if_any
+from .asking import SCALE, Given, declared_loss, given_of
+from .errors import errors
+from .ignored import ignored_targets
+from .pulls import class_pulls
 
 
 def loss_contract(
@@ -35,122 +25,88 @@ def loss_contract(
 ) -> Check:
     """Chosen outputs are put in the place of the model's while the project's own step runs.
 
-    Right answers reach the optimum of the loss (also when all logits are negative), no opinion
-    costs the reference, any other outputs what the task's formula says, a doubled batch the same;
-    no class counts more than declared (`task.class_weights`), certain errors still have a gradient;
-    and the model's own rows are neither probabilities nor all >= 0. Outputs enter as float32, so
-    the limits hold in fp32 and bf16.
+    Right answers reach the optimum of the loss (of logits also when all are negative), no opinion
+    costs the reference, any other outputs what the task's formula says, a doubled batch (and twice
+    as long rows) the same; a batch costs the mean of its rows where the task's `loss_per_row` says
+    so; no class or label counts more than declared (`class_weights`, `pos_weight`, or the formula),
+    errors cost more the larger they are and keep a gradient; ignored targets have no influence and
+    all others do; and the model's own rows are neither probabilities nor all >= 0 (of real outputs:
+    not all >= 0 where targets are negative). Any loss that the task declares is a right one.
+    Outputs enter as float32, so the limits hold in fp32 and bf16.
     """
     name = "loss_contract"
-    needed = ("ideal_outputs", "optimum_loss", "flat_loss", "expected_loss")
-    missing = probe.lacking(name, pipeline, targets=("exclusive",), task=needed)
+    needed = ("loss", "ideal_outputs", "optimum_loss")
+    if getattr(pipeline.task, "targets", None) != "real":
+        needed = (*needed, "flat_loss", "expected_loss")
+    missing = probe.lacking(name, pipeline, targets=layout.KINDS, task=needed)
     if missing:
         return missing
-    task, ask = pipeline.task, _asker(pipeline)
-    copies = max(1, 64 // task.num_outputs)
-    y = torch.arange(task.num_outputs, device=pipeline.device).repeat(copies)
-    best, flat = task.optimum_loss(), task.flat_loss(_uniform_shares(task))
+    if pipeline.task.targets != "real" and pipeline.task.num_outputs < _fewest(pipeline.task):
+        because = "the task has one class of its own: the softmax of one output is always 1"
+        causes = ("two classes need two outputs, or targets that are multilabel",)
+        return shut_if_any([Finding(1.0, 2.0, because, causes)], Check(name, "open", 1, 2, "", ""))
+    given = given_of(pipeline)
+    value = given.share(given.loss(given.ideal(), given.known.y))
     found = [
-        *_uniform(task, ask, y, flat, max_relative_gap),
-        *_optimum(task, ask, y, best, flat, max_optimum_share),
-        *_formula(task, ask, y, max_relative_gap),
-        *_doubled(task, ask, y, max_relative_gap),
-        *_classes(task, ask, y, max_class_ratio),
-        *_wrong(task, ask, y, flat),
-        *_rows(pipeline, num_models),
+        *_nothing(given, max_relative_gap),
+        *_optimum(given, max_optimum_share),
+        *_formula(given, max_relative_gap),
+        *_doubled(given, max_relative_gap),
+        *_rows_apart(given, max_relative_gap),
+        *class_pulls(given, max_class_ratio),
+        *errors(given),
+        *ignored_targets(pipeline, given, max_relative_gap),
+        *outputs_made.findings(pipeline, num_models),
     ]
-    value = (ask(task.ideal_outputs(y, SCALE), y).loss - best) / (flat - best)
+    cost = "" if given.flat is None else f", no opinion {given.flat:.4g}"
     because = (
-        f"Right answers cost {value * (flat - best):.3g} above the optimum, no opinion "
-        f"{flat:.4g}, each class and a doubled batch count as declared, outputs are raw logits."
+        f"Right answers cost {value * given.scale():.3g} above the optimum{cost}, each class and "
+        "a doubled batch count as declared, outputs are as the loss wants them."
     )
     return shut_if_any(found, Check(name, "open", value, max_optimum_share, "", because))
 
 
-def _asker(pipeline: Pipeline) -> Ask:
-    """(outputs, y) -> the loss of the project's step on them, and its gradient."""
-    model = pipeline.make_model(0)
-    optimizer = pipeline.make_optimizer(model)
-    rows = probe.few_rows(pipeline.train, 64)
-
-    def ask(outputs: torch.Tensor, y: torch.Tensor) -> Answer:
-        given = outputs.to(pipeline.device, torch.float32).clone().requires_grad_()
-        index = torch.arange(len(y), device=pipeline.device) % len(rows["y"])
-        batch = {**probe.take_rows(rows, index), "y": y}
-        start = 0
-
-        def replace(made: torch.Tensor, call: int) -> torch.Tensor:
-            nonlocal start
-            start += len(made)
-            return given[start - len(made) : start]
-
-        with probe.seam(model, replace=replace, inputs=False):
-            loss = pipeline.train_step(model, optimizer, batch).loss.item()
-        gradient = torch.zeros_like(given) if given.grad is None else given.grad
-        return Answer(loss, gradient)
-
-    return ask
+def _fewest(task: Any) -> int:
+    return 2 if task.targets in layout.CLASSES else 1
 
 
-def _uniform_shares(task) -> np.ndarray:
-    return np.full(task.num_outputs, 1 / task.num_outputs)
+# ---- one clause each ----------------------------------------------------------------------------
 
 
-def _where(task, outputs: torch.Tensor, y: torch.Tensor, loss: float) -> str:
-    """Which side of the seam is to blame: the loss called alone gives the same, or not."""
-    alone = task.loss(outputs.to(y.device), y).item()
-    return "task.loss" if math.isclose(alone, loss, rel_tol=1e-3, abs_tol=1e-4) else "the step"
-
-
-def _optimum(task, ask: Ask, y, best: float, flat: float, limit: float) -> Iterator[Finding]:
-    """Right answers reach the optimum, also with every logit negative where the formula says that
-    a shift of a row does not matter."""
-    ideal, n = task.ideal_outputs(y, SCALE).to(y.device), task.num_outputs
-    uniform = _uniform_shares(task)
-    moved = ideal - 2 * SCALE
-    invariant = math.isclose(
-        task.expected_loss(ideal.cpu(), uniform),
-        task.expected_loss(moved.cpu(), uniform),
-        rel_tol=1e-6,
-    )
-    for outputs, form in [(ideal, "right answers"), (moved, "right answers with negative logits")]:
-        loss = ask(outputs, y).loss
-        share = (loss - best) / (flat - best)
-        if abs(share) <= limit or (outputs is moved and not invariant):
-            continue
-        squashed = (math.log(math.e + n - 1) - 1, math.log(math.e + (n - 1) * math.e**0.5) - 1)
-        causes = [
-            (loss < best - 1e-3, "the sign is flipped, or NLL is taken of raw logits"),
-            (
-                any(math.isclose(loss, value, rel_tol=0.02) for value in squashed),
-                "a softmax or sigmoid stands before the loss",
-            ),
-            (loss > SCALE / 2, "labels are changed or reordered before the loss"),
-            (outputs is moved, "a ReLU stands between the model and the loss"),
-            (True, "a softmax, a scale or another class order before the loss"),
-        ]
-        because = f"{form} cost {loss:.4g} instead of {best:.4g}"
-        cause = next(text for holds, text in causes if holds)
-        yield Finding(share, limit, because, (f"{cause} (in {_where(task, outputs, y, loss)})",))
+def _nothing(given: Given, limit: float) -> Iterator[Finding]:
+    """Outputs without opinion cost the reference, and have a gradient that is a number."""
+    answer = given.ask(given.known.nothing, given.known.y)
+    if not answer.gradient.isfinite().all():
+        causes = ("the root, the log or the norm of zero in the loss",)
+        yield Finding(None, None, "equal outputs have a gradient that is no number", causes)
+    loss, flat, n = answer.loss - given.penalty, given.flat, given.task.num_outputs
+    if flat is None or abs(loss / flat - 1) <= limit:
         return
-
-
-def _uniform(task, ask: Ask, y, flat: float, limit: float) -> Iterator[Finding]:
-    outputs = torch.zeros(len(y), task.num_outputs, device=y.device)
-    loss = ask(outputs, y).loss
-    if abs(loss / flat - 1) <= limit:
-        return
+    summed, num_rows = _summed(given, loss), len(given.known.y)
     causes = [
-        (abs(loss / flat / len(y) - 1) < 0.05, "the loss is summed over rows, not averaged"),
-        (abs(loss / flat * task.num_outputs - 1) < 0.05, "the mean also runs over the classes"),
-        (abs(loss / math.log(len(y)) - 1) < 0.05, "softmax runs over the batch axis"),
+        (summed is not None, f"the loss is summed over {summed}, not averaged"),
+        (abs(loss / flat * n - 1) < 0.05, "the mean also runs over the classes"),
+        (
+            given.task.targets in layout.CLASSES and abs(loss / math.log(num_rows) - 1) < 0.05,
+            "softmax runs over the batch axis",
+        ),
         (abs(loss + flat) < 0.05 * flat, "the sign of the loss is flipped"),
         (abs(loss) < 0.01 * flat, "NLL is taken of raw logits"),
-        (abs(loss - math.log(2)) < 0.01, "a binary loss stands where classes exclude each other"),
+        (
+            given.task.targets != "multilabel" and abs(loss - math.log(2)) < 0.01,
+            "a binary loss stands where classes exclude each other",
+        ),
+        (
+            given.task.targets == "multilabel"
+            and n > 1
+            and abs(loss / (n / 2 * math.log(n)) - 1) < 0.01,
+            "a softmax loss stands where labels do not exclude each other",
+        ),
+        (given.task.targets == "real", "outputs and targets broadcast, or another loss or factor"),
         (True, "another loss, a weight or a factor than the task declares"),
     ]
     cause = next(text for holds, text in causes if holds)
-    where = _where(task, outputs, y, loss)
+    where = given.where(given.known.nothing, given.known.y, loss)
     yield Finding(
         loss / flat,
         [1 - limit, 1 + limit],
@@ -159,85 +115,129 @@ def _uniform(task, ask: Ask, y, flat: float, limit: float) -> Iterator[Finding]:
     )
 
 
-def _formula(task, ask: Ask, y, limit: float) -> Iterator[Finding]:
-    """The same random outputs with every label once: the mean is exactly the task's formula."""
+def _summed(given: Given, loss: float) -> str | None:
+    """Over what, if the loss is as many times too high as there are of it."""
+    y = given.known.y
+    counts = {"rows": len(y), "the targets of a row": y[0].numel(), "targets": y.numel()}
+    off = {name: abs(loss / given.flat / n - 1) for name, n in counts.items() if n > 1}
+    nearest = min(off, key=off.get)
+    return nearest if off[nearest] < 0.05 else None
+
+
+def _optimum(given: Given, limit: float) -> Iterator[Finding]:
+    """Right answers reach the optimum, also with every logit negative where the formula says that
+    a shift of a row does not matter."""
+    ideal, y, task = given.ideal(), given.known.y, given.task
+    forms = [(ideal, "right answers")]
+    if _shift_is_free(given, ideal):
+        forms.append((ideal - 2 * SCALE, "right answers with negative logits"))
+    for outputs, form in forms:
+        loss = given.loss(outputs, y)
+        share = given.share(loss)
+        if abs(share) <= limit:
+            continue
+        causes = [
+            (loss < given.best - 1e-3, "the sign is flipped, or NLL is taken of raw logits"),
+            (_squashed(task, loss), "a softmax or sigmoid stands before the loss"),
+            (task.targets == "real" and _broadcasts(given, loss), "outputs and targets broadcast"),
+            (task.targets == "real", "targets or outputs are scaled or cut before the loss"),
+            (_rectified(task, loss), "a ReLU stands between the model and the loss"),
+            (loss > SCALE / 4, "labels are changed or reordered before the loss"),
+            (outputs is not ideal, "a ReLU stands between the model and the loss"),
+            (True, "a softmax, a scale or another class order before the loss"),
+        ]
+        because = f"{form} cost {loss:.4g} instead of {given.best:.4g}"
+        cause = next(text for holds, text in causes if holds)
+        yield Finding(share, limit, because, (f"{cause} (in {given.where(outputs, y, loss)})",))
+        return
+
+
+def _shift_is_free(given: Given, ideal: torch.Tensor) -> bool:
+    if given.task.targets not in layout.CLASSES:
+        return False
+    costs = [
+        given.task.expected_loss(z.cpu(), given.known.prior) for z in (ideal, ideal - 2 * SCALE)
+    ]
+    return math.isclose(*costs, rel_tol=1e-6)
+
+
+def _squashed(task: Any, loss: float) -> bool:
+    """The loss of right answers behind a softmax or sigmoid."""
     n = task.num_outputs
-    generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(len(y) // n, n, generator=generator).mul(3).to(y.device)
-    outputs = outputs.repeat_interleave(n, dim=0)
-    expected = task.expected_loss(outputs.cpu(), _uniform_shares(task))
-    loss = ask(outputs, y).loss
-    if abs(loss / expected - 1) > limit:
+    if task.targets == "multilabel":  # half of the labels are present
+        values = [(math.log1p(math.exp(-1)) + math.log(2)) / 2]
+    else:
+        values = [math.log(math.e + n - 1) - 1, math.log(math.e + (n - 1) * math.e**0.5) - 1]
+    return any(math.isclose(loss, value, rel_tol=0.02) for value in values)
+
+
+def _rectified(task: Any, loss: float) -> bool:
+    return task.targets == "multilabel" and math.isclose(loss, math.log(2) / 2, rel_tol=0.02)
+
+
+def _broadcasts(given: Given, loss: float) -> bool:
+    """Every output against every target costs twice the variance in squares."""
+    y = given.known.y
+    pairs = given.task.loss(
+        y.reshape(-1, 1, *y.shape[1:]).expand(-1, *y.shape), y.expand(len(y), *y.shape)
+    )
+    return math.isclose(loss, pairs.item(), rel_tol=0.02)
+
+
+def _formula(given: Given, limit: float) -> Iterator[Finding]:
+    """The same random outputs with every target once: the mean is exactly the task's formula."""
+    if not hasattr(given.task, "expected_loss"):
+        return
+    outputs, y = given.known.mixed
+    expected = declared_loss(given.task, outputs, y)
+    loss = given.loss(outputs, y)
+    if not abs(loss / expected - 1) <= limit:
         because = f"known outputs cost {loss:.4g} instead of {expected:.4g}"
-        where = _where(task, outputs, y, loss)
+        where = given.where(outputs, y, loss)
         causes = (f"the loss differs from the one the task declares (in {where})",)
         yield Finding(loss / expected, [1 - limit, 1 + limit], because, causes)
 
 
-def _doubled(task, ask: Ask, y, limit: float) -> Iterator[Finding]:
-    generator = torch.Generator().manual_seed(1)
-    outputs = torch.randn(len(y), task.num_outputs, generator=generator).to(y.device)
-    once, twice = ask(outputs, y).loss, ask(torch.cat([outputs, outputs]), torch.cat([y, y])).loss
+def _doubled(given: Given, limit: float) -> Iterator[Finding]:
+    """Every row twice; and rows twice as long with the same in both halves, where a step takes
+    shorter rows."""
+    outputs, y = given.known.mixed
+    once, twice = given.loss(outputs, y), given.loss(torch.cat([outputs] * 2), torch.cat([y] * 2))
     if abs(twice - once) > limit * abs(once):
         because = f"every row twice costs {twice:.4g} instead of {once:.4g}"
         causes = ("the loss is summed over rows", "the loss runs over the batch axis")
         yield Finding(twice / once, [1 - limit, 1 + limit], because, causes)
-
-
-def _classes(task, ask: Ask, y, limit: float) -> Iterator[Finding]:
-    """At outputs without opinion, each class pulls as hard as declared."""
-    n = task.num_outputs
-    gradient = ask(torch.zeros(len(y), n, device=y.device), y).gradient
-    pull = torch.stack([gradient[y == c].norm(dim=1).mean() for c in range(n)]).cpu().double()
-    declared = getattr(task, "class_weights", None)
-    weights = torch.ones(n) if declared is None else torch.as_tensor(declared).cpu()
-    relative = pull / weights.double()
-    ratio = (relative.max() / relative.min()).item() if relative.min() > 0 else math.inf
-    if ratio <= limit:
+    half = y.shape[1] // 2 if given.task.targets == "tokens" else 0
+    if half < 2:
         return
-    weakest = int(relative.argmin())
-    if relative.max() == 0:
-        because, causes = "outputs get no gradient", ("the outputs are detached before the loss",)
-    else:
-        because = f"class {task.class_names[weakest]} pulls {ratio:.3g} times less than another"
-        causes = (
-            "ignore_index is a real class" if relative.min() == 0 else "undeclared class weights",
-            "class weights in another order",
-        )
-    yield Finding(ratio, limit, because, causes)
+    outputs, y = outputs[:, :half], y[:, :half]
+    try:
+        once = given.loss(outputs, y, length=half)
+    except (RuntimeError, ValueError, IndexError):
+        return  # the model takes rows of one length only
+    twice = given.loss(torch.cat([outputs] * 2, dim=1), torch.cat([y] * 2, dim=1), length=2 * half)
+    if abs(twice - once) > limit * abs(once):
+        because = f"rows twice as long cost {twice:.4g} instead of {once:.4g}"
+        causes = ("the loss is summed over the length", "the softmax runs over the length")
+        yield Finding(twice / once, [1 - limit, 1 + limit], because, causes)
 
 
-def _wrong(task, ask: Ask, y, flat: float) -> Iterator[Finding]:
-    """A certain error costs more the surer it is, and still has a gradient."""
-    wrong = F.one_hot((y + 1) % task.num_outputs, task.num_outputs).float()
-    sure, surer = ask(wrong * SCALE, y), ask(wrong * 2 * SCALE, y)
-    growth = (surer.loss - flat) / (sure.loss - flat) if sure.loss > flat else 0.0
-    if growth < 1.5 or surer.gradient.norm() == 0:
-        because = f"errors twice as sure cost {growth:.3g} times as much above the start"
-        causes = ("the loss is clamped or bounded", "a softmax stands before the loss")
-        yield Finding(growth, 1.5, because, causes)
-
-
-def _rows(pipeline: Pipeline, num_models: int) -> Iterator[Finding]:
-    """What the model hands to the loss, over several initialisations."""
-    x = probe.few_rows(pipeline.train, 64)["x"]
-    for make in (pipeline.make_model, functools.partial(probe.warmed, pipeline)):
-        models = [make(seed).eval() for seed in range(num_models)]
-        with torch.no_grad():
-            made = [probe.forward(pipeline, model, x) for model in models]
-        outputs = torch.cat(made)
-        if outputs.min() != outputs.max():  # all equal: a last layer that starts at zero
-            break
-    lowest = outputs.min().item()
-    if lowest < 0 or outputs.min() == outputs.max():
+def _rows_apart(given: Given, limit: float) -> Iterator[Finding]:
+    """A batch of easy and hard rows costs the mean of both halves, if `loss_per_row` describes the
+    loss of each half (up to one factor: weights)."""
+    if not hasattr(given.task, "loss_per_row"):
         return
-    simplex = (outputs.sum(dim=1) - 1).abs().max().item() < 0.02  # bf16 keeps two digits
-    columns = all((z.sum(dim=0) - 1).abs().max().item() < 0.02 for z in made)
-    form = "sum to one per row" if simplex else "are never negative"
-    cause = "the model ends in ReLU, sigmoid or another squashing: hand raw logits to the loss"
-    if simplex:
-        cause = "the model ends in softmax: hand raw logits to the loss"
-    elif columns:
-        cause = "the model ends in softmax over the batch axis"
-    because = f"the model's outputs {form} (lowest {lowest:.3g} over {num_models} models)"
-    yield Finding(lowest, 0.0, because, (cause,))
+    y = given.known.y
+    parts = [(given.known.easy, y), (given.known.hard, y)]
+    ratios = [
+        given.loss(z, targets) / given.task.loss_per_row(z, targets).double().mean().item()
+        for z, targets in parts
+    ]
+    if not math.isclose(*ratios, rel_tol=limit):
+        return
+    mean = sum(given.loss(z, targets) for z, targets in parts) / 2
+    loss = given.loss(torch.cat([z for z, _ in parts]), torch.cat([y, y]))
+    if not abs(loss - mean) <= limit * abs(mean):
+        because = f"easy and hard rows together cost {loss:.4g}, apart {mean:.4g} on average"
+        causes = ("a factor or power is taken of the mean over the batch, not of each row",)
+        yield Finding(loss / mean, [1 - limit, 1 + limit], because, causes)

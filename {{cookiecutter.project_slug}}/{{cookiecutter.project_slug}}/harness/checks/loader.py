@@ -1,4 +1,4 @@
-"""What the loaders hand to the model: the batch on the line above `model(x)`."""
+"""What the loaders hand out over whole epochs, and whether reading changes what is stored."""
 
 from __future__ import annotations
 
@@ -8,260 +8,264 @@ from typing import Any
 
 import torch
 
-from . import Check, Finding, Pipeline, probe, shut_if_any, undisturbed
-from .pairing import labels_closed, round_trip, rows_paired
+from . import Check, Finding, Pipeline, not_applicable, probe, shut_if_any
+from .augmentation import augmentation_frozen, draws_of_one_row, drifting, one_draw, repeated_draws
+from .epochs import Epoch, declared_sampler, epoch, listed, own
+from .mixing import label_mix, order
+from .pairing import rows_paired
+from .seam import last_seam  # noqa: F401  until the catalogue imports it from there
+from .store import as_recorded, prepared_alike, raw_kept, rows_kept
 
-FIGURE = "last_seam.png"
 
-
-def last_seam(
+def loader(
     pipeline: Pipeline,
     *,
-    max_rows: int = 1024,
-    max_mean_gap: float = 0.2,
-    min_std_ratio: float = 0.8,
-    max_std_ratio: float = 1.25,
-    max_declared_gap: float = 0.1,
-    max_round_trip_gap: float = 1e-3,
-    min_picture_correlation: float = 0.8,
+    max_rows: int = 50_000,
+    max_repeated_rows: float = 0.0,
+    max_mix_ratio: float = 3.0,
+    max_drift_sd: float = 0.1,
 ) -> Check:
-    """The inputs as the model gets them in the project's own step and evaluation.
+    """Two epochs of a copy of each loader (three where it augments), at most `max_rows` rows each.
 
-    Finite, of one shape and type; per channel (axis 1) as preprocessing declares, mean 0 and sd 1
-    after normalisation, within `max_declared_gap` (the train-validation limits where the loader
-    augments) or 4 standard errors; train against validation within `max_mean_gap` sd and the ratio
-    of sd, or 4 standard errors; no constant channel; labels are whole, in range, every output owns
-    one, none is new in validation; rows keep their record and label; decoding and encoding again
-    changes nothing. Inputs are float32 before autocast: the limits hold in fp32 and bf16.
+    Each row number stands for one record, and rows keep its input and label. Training: every
+    listed row once per epoch, but for less than one dropped batch, never the same
+    rows; another order each epoch; batches with the labels of the whole (chi-square per degree of
+    freedom at most `max_mix_ratio`, or within 6 standard units); as many batches as `len` says. A
+    loader that draws with replacement says so: `sampler = "weighted"`, `"infinite"` or
+    `"streamed"`, or `replacement = True`; then it must reach every class, not draw the rare ones
+    less, and (replacement) reach as many rows as chance does. Where `loader.augment` is set: the
+    same row comes out differently in each epoch and batch, finite, and the data does not drift by
+    more than `max_drift_sd` sd. Validation: every listed row once, the same inputs each time.
+    Exact comparisons: the same in fp32 and bf16.
     """
-    name = "last_seam"
-    found = list(labels_closed(pipeline)) or list(_raw_form(pipeline, max_rows))
-    if found:  # the step or the evaluation would raise on these
-        return shut_if_any(found, Check(name, "open", None, None, "", ""))
-    train = _captured(pipeline, "train", max_rows)
-    validation = _captured(pipeline, "validation", max_rows)
-    found = list(_form(train["x"], validation["x"]))
-    if not found:
-        limits = [min_std_ratio, max_std_ratio]
-        found = [
-            *_declared(pipeline, train["x"], max_declared_gap, max_mean_gap, limits),
-            *_drift(train["x"], validation["x"], max_mean_gap, limits),
-            *_constant(pipeline, train["x"]),
-        ]
-    found += [
+    name = "loader"
+    num_epochs = 3 if getattr(pipeline.train, "augment", None) is not None else 2
+    train, passes = own(pipeline.train), own(pipeline.validation)
+    epochs = [epoch(train, max_rows) for _ in range(num_epochs)]
+    checked = [epoch(passes, max_rows) for _ in range(2)]
+    if any(one.ids is None for one in (*epochs, *checked)):
+        return not_applicable(name, 'Batches carry no "id": give each row its number.')
+    if any(not len(one.ids) for one in (*epochs, *checked)):
+        return shut_if_any([_empty(epochs)], Check(name, "open", None, None, "", ""))
+    draws = draws_of_one_row(pipeline.train)
+    found = [
+        *_numbered(pipeline.train, "training"),
+        *_numbered(pipeline.validation, "validation"),
+        *_length(pipeline.train, epochs[0]),
+        *_coverage(pipeline.train, epochs, max_repeated_rows),
+        *order(pipeline.train, epochs),
+        *label_mix(pipeline, epochs, max_mix_ratio),
+        *_validation(pipeline.validation, checked),
         *rows_paired(pipeline),
-        *round_trip(pipeline, max_round_trip_gap, min_picture_correlation),
+        *augmentation_frozen(pipeline.train, epochs),
+        *repeated_draws(draws),
+        *drifting(epochs, max_drift_sd),
     ]
-    gap = _largest_gap(train["x"], validation["x"]) if not found else None
-    because = (
-        f"The model gets {_in_words(train['x'])}; train and validation differ by {gap or 0:.2g} sd."
-    )
-    figure = FIGURE if hasattr(pipeline.task, "draw") else None
-    good = Check(name, "open", gap, max_mean_gap, "sd", because, (), figure)
+    good = Check(name, "open", 0.0, max_repeated_rows, "rows", _in_words(pipeline, epochs))
     checked = shut_if_any(found, good)
-    columns = _constant_columns(train["x"]) if checked.verdict == "open" else 0
-    if columns:
-        because = f"{because[:-1]}; {columns} columns never vary."
-        causes = ("a column that carries nothing", "a column overwritten by its mean")
-        return Check(name, "warn", float(columns), 0.0, "columns", because, causes, figure)
+    if checked.verdict == "open":
+        doubts = [*one_draw(draws), *_seeded(pipeline.train, epochs[0], max_rows)]
+        return doubts[0] if doubts else checked
     return checked
 
 
-def seam_batch(pipeline: Pipeline, *, num_rows: int = 12) -> dict[str, dict]:
-    """The first rows of each split as the model gets them: {"train": {"x", "y", "id"}, ...}, for a
-    contact sheet. Leaves every generator and loader as it was."""
-    with undisturbed(pipeline):
-        return {split: _captured(pipeline, split, num_rows) for split in ("train", "validation")}
-
-
-def _captured(pipeline: Pipeline, split: str, max_rows: int) -> dict:
-    """x as `model(x)` got it in real steps or a real evaluation, with the y and id beside it."""
-    loader, model = getattr(pipeline, split), pipeline.make_model(0)
-    if split == "validation":
-        loader = probe.few(loader, max_rows)
-    batches = probe.batches_of(loader, min_rows=max_rows)
-    optimizer = pipeline.make_optimizer(model)
-    with probe.seam(model) as seen:
-        if split == "train":
-            for batch in batches:
-                pipeline.train_step(model, optimizer, batch)
-        else:
-            pipeline.evaluate(model, loader)
-    x = probe.join([{"x": x} for x in seen.inputs])["x"]
-    rows = {**probe.join([{"y": b["y"], "id": b["id"]} for b in batches]), "x": x}
-    return probe.take_rows(
-        rows, torch.arange(min(max_rows, len(rows["y"])), device=rows["y"].device)
-    )
-
-
-# ---- form and statistics ------------------------------------------------------------------------
-
-
-def _in_words(x: Any) -> str:
-    words = []
-    for part, values in probe.tensors(x).items():
-        sample = values[:256].flatten()[:65536]
-        kind = str(values.dtype).removeprefix("torch.")
-        shape = "x".join(map(str, values.shape[1:])) or "1"
-        low, high = values.min().item(), values.max().item()
-        words.append(
-            f"{part} {shape} {kind} from {low:.3g} to {high:.3g} ({len(sample.unique())} distinct "
-            "values)"
-        )
-    return ", ".join(words)
-
-
-def _raw_form(pipeline: Pipeline, max_rows: int) -> Iterator[Finding]:
-    """The same of the batches, before any model has seen them."""
-    sides = [
-        probe.join(probe.batches_of(probe.few(loader, max_rows), min_rows=max_rows))
-        for loader in (pipeline.train, pipeline.validation)
+def record_store(pipeline: Pipeline, *, max_rows: int = 32, min_likeness: float = 0.5) -> Check:
+    """Reading leaves the data as it is: the rows of both loaders (x, y, id) are the same bytes
+    after an epoch; `pipeline.raw(row)` gives the same record again, also after `pipeline.prepare`
+    and an epoch; preparing the same records again gives the same tensors (without `raw`, where mean
+    or sd moved: else `split_parity` judges it). Where `preprocessing` of a raw record has as many
+    values as its row, all rows are made of the record they name: their correlation over the average
+    row is at least `min_likeness`, and where some are made exactly so, fewer than 1 in 20 are not.
+    Records that reading changed are put back.
+    """
+    name = "record_store"
+    stored = any(hasattr(side, "rows") for side in (pipeline.train, pipeline.validation))
+    if pipeline.raw is None and not stored:
+        because = "The loaders keep no `rows` and there is no `raw`: hand over one of them."
+        return not_applicable(name, because)
+    found = [*raw_kept(pipeline, max_rows)] or [*as_recorded(pipeline, min_likeness)]
+    found += [
+        *rows_kept(pipeline.train, "training"),
+        *rows_kept(pipeline.validation, "validation"),
     ]
-    yield from _form(sides[0]["x"], sides[1]["x"])
+    if pipeline.raw is None and not found:
+        found = list(prepared_alike(pipeline))
+    records = "" if pipeline.raw is None else " and what `raw` gives of its records"
+    because = f"The stored rows{records} are the same after an epoch as before."
+    return shut_if_any(found, Check(name, "open", 0.0, 0.0, "values", because))
 
 
-def _form(train: Any, validation: Any) -> Iterator[Finding]:
-    left, right = probe.tensors(train), probe.tensors(validation)
-    for part, values in left.items():
-        other = right.get(part)
-        if other is None or values.shape[1:] != other.shape[1:] or values.dtype != other.dtype:
-            shape = None if other is None else (tuple(other.shape[1:]), other.dtype)
-            because = f"{part} is {tuple(values.shape[1:])} {values.dtype} in training and {shape} "
-            yield Finding(None, None, because + "in validation", ("splits prepared differently",))
-            return
-        if values.is_complex() or values.dtype == torch.bool:
-            continue
-        broken = sum(int((~torch.isfinite(v.float())).sum()) for v in (values, other))
-        if broken:
-            because = f"{broken} values of {part} are not finite"
-            causes = ("gaps in the data", "a constant column divided by its sd of zero")
-            yield Finding(float(broken), 0.0, because, causes)
-            return
-        if values.shape[0] > 1 and len(values.flatten(1).unique(dim=0)) == 1:
-            because = f"{part} is the same in every row"
-            causes = ("inputs are blanked", "the loader repeats one record")
-            yield Finding(0.0, None, because, causes)
-            return
+# ---- clauses of `loader` ------------------------------------------------------------------------
 
 
-def _channels(values: torch.Tensor) -> torch.Tensor | None:
-    """`(N, C, K)`: K values per row and channel (axis 1); None for what is no measurement."""
-    if not values.is_floating_point():
-        return None
-    values = values.cpu().double()  # not every device has float64
-    return values.reshape(len(values), values.shape[1] if values.ndim > 1 else 1, -1)
+def _empty(epochs: list[Epoch]) -> Finding:
+    where = "training" if any(not len(one.ids) for one in epochs) else "validation"
+    because = f"an epoch of the {where} loader hands out no row"
+    return Finding(0.0, None, because, ("an iterator that ends after its first epoch",))
 
 
-def _moments(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Per channel: mean, sd, standard error of the mean, standard error of log sd. Rows are the
-    unit of sampling: the values of one row belong together."""
-    rows = math.sqrt(len(values))
-    by_row = values.mean(dim=2)
-    mean = by_row.mean(dim=0)
-    square = ((values - mean[:, None]) ** 2).mean(dim=2)
-    variance = square.mean(dim=0)
-    safe = variance.clamp_min(1e-30)
-    return mean, variance.sqrt(), by_row.std(dim=0) / rows, 0.5 * square.std(dim=0) / rows / safe
-
-
-def _declared(
-    pipeline: Pipeline, x: Any, limit: float, wide_mean: float, wide_std: list[float]
-) -> Iterator[Finding]:
-    """Normalised values have mean 0 and sd 1 in training (or what `expected_mean`, `expected_std`
-    of preprocessing say, for constants that were not fitted on this data)."""
-    declares = pipeline.preprocessing
-    values = None if isinstance(x, dict) else _channels(x)
-    if values is None or getattr(declares, "std", None) is None:
+def _numbered(side: Any, split: str) -> Iterator[Finding]:
+    """An id that occurs again is the same record again (oversampling), not another one."""
+    ids = listed(side)
+    if ids is None or len(ids.unique()) == len(ids):
         return
-    wide = getattr(pipeline.train, "augment", None) is not None
-    room = wide_mean if wide else limit
-    low, high = wide_std if wide else (1 - limit, 1 + limit)
-    asked_mean = _vector(getattr(declares, "expected_mean", 0.0), values)
-    asked_std = _vector(getattr(declares, "expected_std", 1.0), values)
-    mean, std, error, log_error = (part.cpu() for part in _moments(values))
-    off = (mean - asked_mean).abs() - torch.maximum(room * asked_std, 4 * error)
-    ratio = (std / asked_std).clamp_min(1e-30).log()
-    wrong = (ratio > torch.maximum(torch.tensor(high).log(), 4 * log_error)) | (
-        ratio < torch.minimum(torch.tensor(low).log(), -4 * log_error)
-    )
-    if not (off > 0).any() and not wrong.any():
+    codes, place = torch.unique(ids, return_inverse=True)
+    first = torch.empty(len(codes), dtype=torch.long)
+    first[place.flip(0)] = torch.arange(len(ids)).flip(0)  # the first row of each number
+    wrong = torch.zeros(len(ids), dtype=torch.bool)
+    for values in probe.tensors(side.rows["x"]).values():
+        values = values.cpu()
+        wrong |= (values != values[first[place]]).reshape(len(ids), -1).any(dim=1)
+    if wrong.any():
+        because = f"{int(wrong.sum())} {split} rows have the number of another record"
+        causes = ("row numbers overflow a small integer type, or are counted per file",)
+        yield Finding(float(wrong.sum()), 0.0, because, causes)
+
+
+def _length(side: Any, first: Epoch) -> Iterator[Finding]:
+    try:
+        promised = len(side)
+    except TypeError:  # a stream: it has no length and says so
         return
-    worst = int(((mean - asked_mean).abs() / asked_std + ratio.abs()).argmax())
-    because = (
-        f"channel {worst} has mean {mean[worst]:.3g} and sd {std[worst]:.3g} in training where "
-        f"preprocessing declares {asked_mean[worst]:.3g} and {asked_std[worst]:.3g}"
-    )
-    causes = (
-        "inputs are not normalised, or twice",
-        "cast to whole numbers before scaling",
-        "the constants belong to other data",
-    )
-    yield Finding(mean[worst].item(), room, because, causes)
+    if first.complete and promised != len(first.sizes):
+        because = f"len(loader) says {promised} batches, {len(first.sizes)} come"
+        causes = ("drop_last in one place only", "an epoch that ends early")
+        yield Finding(float(len(first.sizes)), float(promised), because, causes)
 
 
-def _vector(value: Any, values: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(value, dtype=torch.float64).expand(values.shape[1])
-
-
-def _drift(train: Any, validation: Any, limit: float, ratios: list[float]) -> Iterator[Finding]:
-    for part, left in probe.tensors(train).items():
-        one, other = _channels(left), _channels(probe.tensors(validation)[part])
-        if one is None or len(one) < 2 or len(other) < 2:
-            continue
-        mean, std, error, log_error = _moments(one)
-        mean_, std_, error_, log_error_ = _moments(other)
-        scale = std.clamp_min(1e-12)
-        gap = (mean - mean_).abs() / scale
-        room = torch.maximum(torch.full_like(gap, limit), 4 * (error**2 + error_**2).sqrt() / scale)
-        ratio = (std_.clamp_min(1e-12) / scale).log()
-        # A rare value may be missing on one side: no error is smaller than the other side's says.
-        size, size_ = math.sqrt(len(one)), math.sqrt(len(other))
-        largest = torch.maximum(log_error * size, log_error_ * size_)
-        noise = 4 * largest * math.sqrt(1 / len(one) + 1 / len(other))
-        wide = (ratio > noise.clamp_min(math.log(ratios[1]))) | (
-            ratio < -noise.clamp_min(-math.log(ratios[0]))
-        )
-        wide &= ((std > 0) | (std_ > 0)) & (noise < 1)
-        bad = (gap > room) | wide
-        if bad.any():
-            worst = int((gap / room + ratio.abs() * wide).argmax())
-            because = (
-                f"channel {worst} of {part} has mean {mean[worst].item():.3g} and sd "
-                f"{std[worst].item():.3g} in training, {mean_[worst].item():.3g} and "
-                f"{std_[worst].item():.3g} in validation"
-            )
+def _coverage(side: Any, epochs: list[Epoch], limit: float) -> Iterator[Finding]:
+    """Rows drawn twice, and rows that no epoch reached."""
+    if declared_sampler(side) != "plain":
+        yield from _drawn(side, epochs)
+        return
+    known = listed(side)
+    ids = known if known is not None else torch.cat([one.ids for one in epochs]).unique()
+    for number, one in enumerate(epochs, start=1):
+        strange = ~torch.isin(one.ids, ids)
+        if strange.any():
+            because = f"{int(strange.sum())} ids of a training epoch belong to no listed row"
+            yield Finding(float(strange.sum()), 0.0, because, ("batches change their ids",))
+            return
+        repeated = len(one.ids) - len(one.ids.unique()) - (len(ids) - len(ids.unique()))
+        if repeated > limit:
+            because = f"{repeated} of {len(one.ids)} rows of epoch {number} are repeats"
             causes = (
-                "validation is normalised or scaled differently",
-                "the splits come from different sources",
-                "augmentation changes the range",
+                "the sampler repeats rows",
+                'drawing with replacement: say so by sampler = "weighted" on the loader',
             )
-            yield Finding(gap[worst].item(), limit, because, causes)
-
-
-def _largest_gap(train: Any, validation: Any) -> float:
-    gaps = [0.0]
-    for part, left in probe.tensors(train).items():
-        one, other = _channels(left), _channels(probe.tensors(validation)[part])
-        if one is not None:
-            mean, std = _moments(one)[:2]
-            gaps.append(((mean - _moments(other)[0]).abs() / std.clamp_min(1e-12)).max().item())
-    return max(gaps)
-
-
-def _constant(pipeline: Pipeline, x: Any) -> Iterator[Finding]:
-    """A channel that preprocessing saw vary and the model does not."""
-    declares = getattr(pipeline.preprocessing, "std", None)
-    values = None if isinstance(x, dict) or declares is None else _channels(x)
-    if values is None:
+            yield Finding(float(repeated), limit, because, causes)
+            return
+    if known is None or not all(one.complete for one in epochs):
         return
-    flat = (values.amax(dim=(0, 2)) == values.amin(dim=(0, 2))).cpu()
-    lost = flat & (_vector(declares, values) > 0)
-    if lost.any():
-        because = f"{int(lost.sum())} of {len(lost)} channels never vary at the model's input"
-        yield Finding(float(lost.sum()), 0.0, because, ("a channel is overwritten or lost",))
+    missing = [ids[~torch.isin(ids, one.ids)] for one in epochs]
+    most = max(len(rows) for rows in missing)
+    always = missing[0][torch.isin(missing[0], missing[1])]
+    dropped = max(epochs[0].sizes) - 1  # less than a batch: drop_last
+    if most > dropped or (len(always) == most >= 3):
+        count = most if most > dropped else len(always)
+        because = f"{count} of {len(ids)} listed rows are not reached in an epoch"
+        because += f", {len(always)} of them never"
+        causes = ("the sampler leaves rows out", "an epoch that ends early")
+        yield Finding(float(count), 0.0, because, causes)
 
 
-def _constant_columns(x: Any) -> int:
-    """Columns without variation in rows of single values (not positions of a picture)."""
-    columns = [_channels(v) for v in probe.tensors(x).values() if v.ndim == 2]
-    return sum(int((c.std(dim=0) == 0).sum()) for c in columns if c is not None and len(c) > 1)
+def _drawn(side: Any, epochs: list[Epoch]) -> Iterator[Finding]:
+    """The law of a sampler with replacement: every class is reached, rare ones no less than they
+    occur, and drawing uniformly reaches n (1 - exp(-draws / n)) rows."""
+    rows = getattr(side, "rows", None)
+    if rows is None:
+        return
+    draws, count = torch.cat([one.ids for one in epochs]), len(rows["y"])
+    yield from _classes_drawn(rows["y"], torch.cat([one.y for one in epochs]))
+    if declared_sampler(side) == "replacement":
+        reached, rate = len(draws.unique()), len(draws) / count
+        expected = count * (1 - math.exp(-rate))
+        if reached < 0.8 * expected:
+            because = f"{len(draws)} draws reach {reached} rows where chance reaches {expected:.0f}"
+            yield Finding(float(reached), expected, because, ("the sampler favours some rows",))
+
+
+def _classes_drawn(stored: torch.Tensor, drawn: torch.Tensor) -> Iterator[Finding]:
+    if stored.ndim != 1 or stored.is_floating_point():
+        return
+    stored, drawn = stored.cpu(), drawn.cpu()
+    size = int(max(stored.max(), drawn.max())) + 1
+    have = torch.bincount(stored, minlength=size).double()
+    got = torch.bincount(drawn, minlength=size).double()
+    expected = have / have.sum() * got.sum()
+    never = (expected >= 20) & (got == 0)
+    if never.any():
+        because = f"class {int(never.nonzero()[0])} has rows and none of {len(drawn)} draws"
+        yield Finding(0.0, None, because, ("the sampler never reaches a class",))
+    rare = (have > 0) & (have / have.sum() < 0.75 / int((have > 0).sum()))
+    drawn_rare, rows_rare = got[rare].sum().item(), expected[rare].sum().item()
+    if drawn_rare < 0.5 * rows_rare - 4 * math.sqrt(rows_rare):
+        because = (
+            f"the rare classes hold {rows_rare / got.sum():.1%} of the rows and "
+            f"{drawn_rare / got.sum():.1%} of the draws"
+        )
+        causes = ("weights of the sampler are reversed",)
+        yield Finding(drawn_rare, rows_rare, because, causes)
+
+
+def _validation(side: Any, passes: list[Epoch]) -> Iterator[Finding]:
+    """Each listed row once, and the same inputs in both passes."""
+    one, two = passes
+    known = listed(side)
+    for ids in (one.ids, two.ids):
+        repeated = len(ids) - len(ids.unique())
+        repeated -= 0 if known is None else len(known) - len(known.unique())
+        missing = 0 if known is None or not one.complete else int((~torch.isin(known, ids)).sum())
+        if missing or repeated > 0:
+            wrong = f"misses {missing} listed rows" if missing else f"repeats {repeated} rows"
+            causes = ("drop_last in evaluation", "validation is sampled like training")
+            yield Finding(float(missing or repeated), 0.0, f"a validation pass {wrong}", causes)
+            return
+    if not torch.equal(one.ids.unique(), two.ids.unique()) and one.complete:
+        because = "two validation passes hand out different rows"
+        yield Finding(None, 0.0, because, ("validation is sampled anew each time",))
+        return
+    changed = one.differs(two)
+    if changed:
+        because = f"{changed} of {len(one.ids)} validation rows differ between two passes"
+        causes = (
+            "validation is augmented: the split came after the transform",
+            "reading writes into the stored rows",
+        )
+        yield Finding(float(changed), 0.0, because, causes)
+
+
+def _seeded(side: Any, first: Epoch, max_rows: int) -> Iterator[Check]:
+    """Warnings: another seed gives the same order; the same seed and epoch gives another batch."""
+    seed = getattr(side, "seed", None)
+    states = any(isinstance(value, torch.Generator) for value in vars(side).values())
+    if not isinstance(seed, int) or not hasattr(side, "epoch") or states or len(first.ids) < 8:
+        return
+    again, other = own(side), own(side)
+    other.seed = seed + 1
+    if len(first.sizes) > 1 and torch.equal(epoch(other, max_rows).ids, first.ids):
+        because = "The training loader has a seed, another one gives the same order."
+        yield Check("loader", "warn", None, None, "", because, ("the seed is not used",))
+        return
+    same = epoch(again, max_rows)
+    if not torch.equal(same.ids, first.ids) or same.differs(first):
+        because = (
+            "Batches do not follow from the loader's seed and epoch: a second reading differs."
+        )
+        causes = ("the order or the augmentation draws from a global generator",)
+        yield Check("loader", "warn", None, None, "", because, causes)
+
+
+def _in_words(pipeline: Pipeline, epochs: list[Epoch]) -> str:
+    side, first = pipeline.train, epochs[0]
+    kind, count = declared_sampler(side), len(epochs)
+    drawn = "each row once" if kind == "plain" else f"rows by its own law ({kind})"
+    text = f"{count} epochs of {len(first.sizes)} batches hand out {drawn}, in another order"
+    if len(first.sizes) < 2:
+        text = f"{count} epochs of one batch hand out {drawn}"
+    text += ", augmented anew" if getattr(side, "augment", None) is not None else ""
+    if not first.complete:
+        text += f"; only the first {len(first.ids)} rows of an epoch were read"
+    if listed(side) is None:
+        text += "; the loader keeps no rows, so those it never hands out are unknown"
+    return text + "."

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from statistics import median, pstdev
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..instruments import NonFiniteLoss
-from . import Check, Pipeline, not_applicable, probe
+from . import Check, Pipeline, layout, not_applicable, probe
+from .balance import balanced, of_constant, off_centre
 
 PRETRAINED = "The head starts from trained weights, so no start can be predicted for it."
+MANY = ("tokens", "dense")  # targets of which a row has many
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class Start:
     expected: float  # exact for these outputs if labels did not depend on them
     standard_error: float  # of the loss, from one row to the next
     spread: float  # sd of an output around its row's mean
-    outputs: torch.Tensor
+    outputs: torch.Tensor  # mean over all targets: (num_outputs,), of real outputs their columns
     rows_per_batch: int
+    constant: float  # part of the loss that no batch changes: a penalty on the weights
 
 
 def loss_at_init(
@@ -43,7 +45,8 @@ def loss_at_init(
     Wiring: it equals the loss expected when labels are independent of the actual outputs, within
     `max_relative_gap` or `max_standard_errors`, whichever is wider. Scale: it starts near the loss
     of flat outputs (or of the label shares, when the bias says them). Medians over fresh models;
-    training mode only where batch statistics ask for it. The same limits hold in fp32 and bf16.
+    training mode only where batch statistics ask for it. Targets that are ignored do not count. The
+    same limits hold in fp32 and bf16.
     """
     name = "loss_at_init"
     missing = probe.lacking(
@@ -51,14 +54,14 @@ def loss_at_init(
     )
     if missing or pipeline.pretrained_head:
         return missing or not_applicable(name, PRETRAINED)
-    batches = probe.batches_of(pipeline.train, min_rows=min_rows)
+    batches = _batches(pipeline, min_rows)
     try:
         starts = [_start(pipeline, seed, batches) for seed in range(num_models)]
     except NonFiniteLoss as error:
         because = f"On an untrained model {error}."
         causes = ("every target of a batch is ignored", "log of zero", "non-finite inputs")
         return Check(name, "shut", None, None, "", because, causes)
-    gaps = [start.loss - start.expected for start in starts]
+    gaps = [start.loss - start.constant - start.expected for start in starts]
     expected = median(start.expected for start in starts)
     loss = expected + median(gaps)
     noise = max(median(s.standard_error for s in starts), pstdev(gaps) / math.sqrt(num_models))
@@ -75,26 +78,62 @@ def loss_at_init(
     return _scale(pipeline, name, loss, noise, starts, because, [min_scale, max_scale])
 
 
+def _batches(pipeline: Pipeline, min_targets: int) -> list[dict]:
+    """A row of tokens or pixels holds many targets: fewer rows are enough."""
+    first = probe.batches_of(pipeline.train, min_rows=1)[0]
+    num_rows = min_targets
+    if pipeline.task.targets in MANY:
+        num_rows = layout.num_rows_for(first["y"], min_targets)
+    return probe.batches_of(pipeline.train, min_rows=num_rows)
+
+
 def _start(pipeline: Pipeline, seed: int, batches: list[dict]) -> Start:
-    model = pipeline.make_model(seed)
+    task, model = pipeline.task, pipeline.make_model(seed)
     model.train(bool(probe.batch_statistics(model)))
     optimizer = pipeline.make_optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the step is the project's, the weights stay as they started
-    total, num_rows = 0.0, 0
+    losses, weights = [], []
     with probe.seam(model, inputs=False) as seen:
         for batch in batches:
-            step = pipeline.train_step(model, optimizer, batch)
-            total += step.loss.item() * len(batch["y"])
-            num_rows += len(batch["y"])
-    if not math.isfinite(total):
-        raise NonFiniteLoss(f"the loss is {total}")
+            losses.append(pipeline.train_step(model, optimizer, batch).loss.item())
+            weights.append(layout.supervised(task, batch["y"]).sum().item())
+    loss = sum(a * b for a, b in zip(losses, weights, strict=True)) / max(sum(weights), 1)
+    if not math.isfinite(loss):
+        raise NonFiniteLoss(f"the loss is {loss}")
     outputs = torch.cat(seen.outputs).cpu()  # float64 below: not every device has it
     y = torch.cat([batch["y"] for batch in batches]).cpu()
-    expected = pipeline.task.expected_loss(outputs, probe.shares(pipeline.task, y))
-    spread = (outputs - outputs.mean(dim=-1, keepdim=True)).std().item()
-    error = _standard_error(pipeline.task, outputs, y)
-    return Start(total / num_rows, expected, error, spread, outputs, len(batches[0]["y"]))
+    told = layout.supervised_outputs(task, outputs, y)
+    axis = 1 if task.targets == "dense" else -1
+    spread = outputs if task.targets == "real" else outputs - outputs.mean(dim=axis, keepdim=True)
+    return Start(
+        loss=loss,
+        expected=layout.expected_loss(task, told, y),
+        standard_error=_standard_error(task, outputs, y),
+        spread=spread.std().item(),
+        outputs=_mean_outputs(task, told),
+        rows_per_batch=len(batches[0]["y"]),
+        constant=_constant(task, outputs, batches, losses),
+    )
+
+
+def _mean_outputs(task: Any, told: torch.Tensor) -> torch.Tensor:
+    if task.targets in layout.CLASSES:
+        return layout.flat_outputs(task, told).mean(dim=0)
+    return told.mean(dim=0)
+
+
+def _constant(task: Any, outputs: torch.Tensor, batches: list[dict], losses: list[float]) -> float:
+    """What the step adds to `task.loss`, if it is the same for every batch (within 1e-3 of the
+    loss): a penalty on the weights, which is no matter of the start."""
+    start, added = 0, []
+    for batch, loss in zip(batches, losses, strict=True):
+        part = outputs[start : start + len(batch["y"])]
+        added.append(loss - task.loss(part, batch["y"].cpu()).item())
+        start += len(part)
+    same = max(added) - min(added) <= 1e-3 * abs(losses[0])
+    large = min(added) > 0.01 * abs(losses[0])  # less is in the limits anyway
+    return sum(added) / len(added) if len(added) > 2 and same and large else 0.0
 
 
 def _standard_error(task: Any, outputs: torch.Tensor, y: torch.Tensor) -> float:
@@ -106,25 +145,45 @@ def _standard_error(task: Any, outputs: torch.Tensor, y: torch.Tensor) -> float:
 
 def _fingerprint(pipeline: Pipeline, loss: float, expected: float, start: Start) -> tuple[str, ...]:
     """What the value of a wrong first loss points to, likeliest first."""
-    ratio, classes = loss / expected, getattr(pipeline.task, "num_outputs", 0)
+    task, ratio, rows = pipeline.task, loss / expected, start.rows_per_batch
+    one_class = task.targets in layout.CLASSES
+    classes = getattr(task, "num_outputs", 0) if task.targets != "real" else 0
+    per_row = probe.few_rows(pipeline.train, 1)["y"][0].numel()
+
+    def near(value: float, to: float) -> bool:
+        return abs(value / to - 1) < 0.1
+
     named = [
         (ratio < -0.02, "negative: the sign is flipped, or NLL is taken of raw logits"),
-        (abs(ratio) < 0.15, "near zero: NLL of raw logits, or the label reaches the model"),
         (
-            abs(ratio / start.rows_per_batch - 1) < 0.1,
+            abs(ratio) < 0.15
+            and not near(ratio * max(classes, 1), 1)
+            and not near(ratio * per_row, 1),
+            "near zero: NLL of raw logits, or the label reaches the model",
+        ),
+        (
+            near(ratio, rows),
             "about the rows of a batch times too high: the loss is summed, not averaged",
         ),
         (
-            classes > 2 and abs(ratio * classes - 1) < 0.1,
+            per_row > 1 and (near(ratio, rows * per_row) or near(ratio, per_row)),
+            "about the targets of a row or batch times too high: the loss is summed, not averaged",
+        ),
+        (
+            classes > 2 and near(ratio * classes, 1),
             "about 1/classes of it: the mean is also taken over the classes",
         ),
         (
-            abs(loss / math.log(max(start.rows_per_batch, 2)) - 1) < 0.1,
+            one_class and near(loss, math.log(max(rows, 2))),
             "the log of the rows of a batch: softmax runs over the batch axis",
         ),
         (
-            classes > 2 and abs(loss / math.log(2) - 1) < 0.1,
+            one_class and classes > 2 and near(loss, math.log(2)),
             "log 2: a binary loss stands where classes exclude each other",
+        ),
+        (
+            task.targets == "real" and near(ratio, 2),
+            "twice the variance: outputs and targets of other shapes broadcast",
         ),
     ]
     found = [text for holds, text in named if holds]
@@ -142,11 +201,12 @@ def _scale(
 ) -> Check:
     """Against the start of a model that knows nothing, or the label shares. The latter are those
     of the rows as they are: smoothed ones cost more on few rows than a right start."""
-    y = probe.sampled_labels(pipeline.train)
-    prior, bare = pipeline.task.prior(y), probe.shares(pipeline.task, y)
-    bare = bare.clip(1e-12) if pipeline.task.targets == "exclusive" else prior
-    flat = pipeline.task.flat_loss(prior)
-    informed = min(pipeline.task.prior_loss(prior), pipeline.task.prior_loss(bare))
+    task, y = pipeline.task, probe.sampled_labels(pipeline.train)
+    priors = [task.prior(column) for column in layout.columns(task, y)]
+    flat = sum(task.flat_loss(prior) for prior in priors) / len(priors)
+    informed = sum(task.prior_loss(prior) for prior in priors) / len(priors)
+    if task.targets in layout.CLASSES:
+        informed = min(informed, task.prior_loss(layout.shares(task, y).clip(1e-12)))
     reference = informed if loss < scale[0] * flat else flat
     limit = [scale[0] * reference - noise, scale[1] * reference]
     spread = median(start.spread for start in starts)
@@ -154,12 +214,21 @@ def _scale(
     because += "nothing" if reference == flat else "the label shares"
     if loss > limit[1]:
         because += f": hot init, outputs spread by {spread:.3g}."
-        causes = ("inputs are not normalised", "weights of the last layer start too large")
-        return Check(name, "warn", loss, limit, "", because, causes)
+        return Check(name, "warn", loss, limit, "", because, _hot(task, y))
     if loss < limit[0]:
         causes = ("the label reaches the model", "the loss is scaled down")
         return Check(name, "shut", loss, limit, "", because + ": too low.", causes)
     return Check(name, "open", loss, limit, "", because + ".")
+
+
+def _hot(task: Any, y: torch.Tensor) -> tuple[str, ...]:
+    causes = ("inputs are not normalised", "weights of the last layer start too large")
+    if task.targets == "real" and off_centre(y) > 0.3:
+        return ("targets are not centred, and the bias does not start at their mean", *causes)
+    return causes
+
+
+# ---- the bias of the last layer -----------------------------------------------------------------
 
 
 def prior_bias(
@@ -170,52 +239,61 @@ def prior_bias(
     max_loss_ratio: float = 1.1,
     max_marginal_gap: float = 0.02,
     max_entropy_share: float = 0.9,
+    min_label_share: float = 0.2,
+    min_mean_deviations: float = 0.3,
 ) -> Check:
     """With unbalanced labels an untrained model should already say the label shares.
 
-    Judged on outputs averaged over rows and fresh models, since the noise of one initialisation
-    is no bias: their loss is at most `max_loss_ratio` times that of the shares, or the predicted
-    shares are within `max_marginal_gap`.
+    Applies to classes whose entropy is below `max_entropy_share` of the most possible, to labels
+    one of which is rarer than `min_label_share` (or as rarely absent), and to real targets whose
+    mean is more than `min_mean_deviations` standard deviations from zero. Judged on outputs
+    averaged over rows and fresh models, since the noise of one initialisation is no bias: their
+    loss is at most `max_loss_ratio` times that of the shares (or of the mean: the variance), or the
+    predicted shares are within `max_marginal_gap`. Tokens and dense targets only warn: with many
+    targets per row the first steps learn the shares. The same limits hold in fp32 and bf16.
     """
     name = "prior_bias"
-    missing = probe.lacking(
-        name,
-        pipeline,
-        targets=("exclusive",),
-        task=("expected_loss", "prior", "prior_loss", "flat_loss"),
-    )
+    needed = ("expected_loss", "prior", "prior_loss", "flat_loss")
+    missing = probe.lacking(name, pipeline, targets=layout.KINDS, task=needed)
     if missing or pipeline.pretrained_head:
         return missing or not_applicable(name, PRETRAINED)
     task, y = pipeline.task, probe.sampled_labels(pipeline.train)
     prior = task.prior(y)
-    evenness = float(-(prior * np.log(prior)).sum()) / math.log(len(prior))
-    if evenness >= max_entropy_share:
-        because = (
-            f"The labels are balanced: their entropy is {evenness:.3g} of the most possible "
-            f"(the check applies below {max_entropy_share:g})."
-        )
-        return not_applicable(name, because)
-    batches = probe.batches_of(pipeline.train, min_rows=min_rows)
-    best = task.prior_loss(prior)
-    for count in (num_models, 4 * num_models):  # more only where a hot start drowns the bias
-        outputs = [_start(pipeline, seed, batches).outputs.mean(dim=0) for seed in range(count)]
+    flat = balanced(task, y, prior, max_entropy_share, min_label_share, min_mean_deviations)
+    if flat:
+        return not_applicable(name, flat)
+    batches, best = _batches(pipeline, min_rows), task.prior_loss(prior)
+    tries = (num_models, 4 * num_models)  # more only where a hot start drowns the bias
+    for count in tries[:1] if task.targets in MANY else tries:
+        outputs = [_start(pipeline, seed, batches).outputs for seed in range(count)]
         mean = torch.stack(outputs).mean(dim=0)
-        loss = task.expected_loss(mean[None], prior)
-        gap = float(np.abs(torch.softmax(mean.double(), 0).numpy() - prior).max())
+        loss, gap = of_constant(task, mean, y, prior)
         ratio = loss / best
         good = ratio <= max_loss_ratio or gap <= max_marginal_gap
         if good:
             break
+    what = "the mean of the targets" if task.targets == "real" else "the label shares"
     because = (
-        f"Untrained models start at {ratio:.3g} times the loss of the label shares ({loss:.4g} "
-        f"against {best:.4g}), their predicted shares are off by up to {gap:.3g}"
+        f"Untrained models start at {ratio:.3g} times the loss of {what} ({loss:.4g} "
+        f"against {best:.4g})"
     )
+    because += f", their predicted shares are off by up to {gap:.3g}" if gap < math.inf else ""
     causes = (
-        "the bias of the last layer does not start at the label shares (task.set_prior_bias)",
+        f"the bias of the last layer does not start at {what} (task.set_prior_bias)",
         "the shares are set in another class order",
         "the last layer has no bias",
     )
-    if loss > 1.1 * task.flat_loss(prior):  # worse than saying nothing
+    if task.targets == "real":
+        causes = (causes[0], "targets are not standardised", causes[2])
+    elif loss > 1.1 * task.flat_loss(prior):  # worse than saying nothing
         causes = (causes[1], causes[0], causes[2])
-    verdict = "open" if good else "shut"
-    return Check(name, verdict, ratio, max_loss_ratio, "", because + ".", () if good else causes)
+    bad = "warn" if task.targets in MANY else "shut"
+    return Check(
+        name,
+        "open" if good else bad,
+        ratio,
+        max_loss_ratio,
+        "",
+        because + ".",
+        () if good else causes,
+    )

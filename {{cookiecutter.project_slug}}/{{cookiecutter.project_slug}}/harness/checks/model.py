@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..loop import take
-from . import Check, Finding, Pipeline, inconclusive, probe, shut_if_any
+from . import Check, Finding, Pipeline, causal, inconclusive, positions, probe, shut_if_any
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}  # of the output's norm, at equal shapes
 
@@ -38,12 +38,17 @@ def sample_boundary(
     of the output reaches another row, replacing all other rows leaves the output (within
     `max_leak` of its norm; default 1e-5 in fp32, 1e-3 in bf16), replacing the row itself changes
     it. In training mode coupling is information where batch statistics explain it, else shut.
+    Gradients are taken at the inputs, or at the embeddings of integer ones.
+
+    Where the task is `causal`, the same holds for positions: all cut points up to 128, else 16
+    random ones and the edges of blocks. Documents packed into a row ("document" ids in `x`) are
+    samples too.
 
     Without `model`, fresh ones; hand a trained one over to look again: some leaks start at zero.
     """
     name, limit = "sample_boundary", max_leak or TOLERANCE[pipeline.precision]
     batch = probe.join(probe.batches_of(pipeline.train, min_rows=max_rows))
-    num_rows = min(max_rows, len(batch["y"]))
+    num_rows = _num_rows(batch["x"], min(max_rows, len(batch["y"])))
     x = take(batch["x"], torch.arange(num_rows, device=batch["y"].device))
     if num_rows < 2:
         return inconclusive(name, "A batch of one row has no neighbours: it needs at least two.")
@@ -58,9 +63,7 @@ def sample_boundary(
     quiet = [_couple(pipeline, each, x) for each in models]
     if not given and median(c.own for c in quiet) < min_own_change:
         # A last layer that starts at zero hides everything: look again after a few steps.
-        models = [
-            probe.without_dropout(probe.warmed(pipeline, s)).eval() for s in range(num_models)
-        ]
+        models = [_warm(pipeline, seed) for seed in range(num_models)]
         quiet = [_couple(pipeline, each, x) for each in models]
     found = _judge(quiet, limit, min_own_change)
     leak = max(max(c.gradient, c.others) for c in quiet)
@@ -75,7 +78,63 @@ def sample_boundary(
         found.append(Finding(trained, limit, because_ + "batch norm explains it", causes))
     elif trained > limit:
         because += f"; in training batch statistics couple rows ({trained:.2g}), as designed"
+    if not found:  # positions share forward passes, which only separate rows allow
+        inner, words, unclear = _inside(pipeline, models[0], batch["x"], outputs, limit, given)
+        found, because = inner, because + words
+        if unclear and not inner:
+            return inconclusive(name, f"{because}. {unclear}")
     return shut_if_any(found, Check(name, "open", leak, limit, "", because + "."))
+
+
+def _num_rows(x: Any, most: int) -> int:
+    """As many rows as may be, but a number that no other axis of the inputs has."""
+    taken = {size for value in probe.tensors(x).values() for size in value.shape[1:]}
+    return next((rows for rows in range(most, most // 2, -1) if rows not in taken), most)
+
+
+def _warm(pipeline: Pipeline, seed: int) -> nn.Module:
+    return probe.without_dropout(probe.warmed(pipeline, seed)).eval()
+
+
+def _inside(
+    pipeline: Pipeline, model: nn.Module, x: Any, outputs: torch.Tensor, limit: float, given: bool
+) -> tuple[list[Finding], str, str]:
+    """(what is wrong between positions of a row, words for the good case, why it is unclear)."""
+    is_causal, packed = getattr(pipeline.task, "causal", False), "document" in probe.tensors(x)
+    if not is_causal and not packed:
+        return [], "", ""
+    length = _length(x, outputs)
+    if length is None:
+        shapes = [tuple(value.shape) for value in probe.tensors(x).values()]
+        return [], "", f"Inputs {shapes} and outputs {tuple(outputs.shape)} share no positions."
+    found, words = [], ""
+    if is_causal:
+        sight = causal.see(pipeline, model, x, length, limit)
+        if not given and not sight.leaking and not sight.remembers():
+            model = _warm(pipeline, 0)  # branches that start at zero hide what they will mix
+            sight = causal.see(pipeline, model, x, length, limit)
+        found += causal.judge(sight, limit)
+        words = f"; none sees a later position at {len(sight.cuts)} cut points"
+    for again in (False, True) if packed and not given else (False,):
+        apart = causal.documents(pipeline, _warm(pipeline, 0) if again else model, x, length)
+        if apart is None:
+            break
+        leak = max(apart.change.max().item(), apart.gradient.max().item())
+        if leak > limit:
+            because = f"other documents packed into a row move an output by {leak:.2g} of it"
+            causes = ("the attention mask ignores the documents", "state is not reset between them")
+            return [*found, Finding(leak, limit, because, causes)], "", ""
+    return found, words, ""
+
+
+def _length(x: Any, outputs: torch.Tensor) -> int | None:
+    """Number of positions on axis 1 of the inputs, if the outputs have as many (or one less or
+    more: a last one that predicts nothing, a first one that stands for the start)."""
+    if outputs.ndim < 2:
+        return None
+    lengths = [value.shape[1] for value in probe.tensors(x).values() if value.ndim >= 2]
+    near = [n for n in lengths if n > 1 and abs(n - outputs.shape[1]) <= 1]
+    return min(near, key=lambda n: abs(n - outputs.shape[1])) if near else None
 
 
 def _judge(found: list[Coupling], limit: float, min_own: float) -> list[Finding]:
@@ -106,19 +165,14 @@ def _couple(pipeline: Pipeline, model: nn.Module, x: Any) -> Coupling:
     places = sorted({0, num_rows // 2, num_rows - 1})
     strange = _strange(x)
     with torch.no_grad():
-        base = _run(pipeline, model, x)
+        base = positions.run(pipeline, model, x)
         others, own = [], []
         for i in places:
             mine, theirs = _mixed(strange, x, i), _mixed(x, strange, i)
-            others.append(_change(base[i], _run(pipeline, model, mine)[i]))
-            own.append(_change(base[i], _run(pipeline, model, theirs)[i]))
+            others.append(_change(base[i], positions.run(pipeline, model, mine)[i]))
+            own.append(_change(base[i], positions.run(pipeline, model, theirs)[i]))
     gradients = [_leak(pipeline, model, x, i) for i in places]
     return Coupling(max(gradients), max(others), min(own))
-
-
-def _run(pipeline: Pipeline, model: nn.Module, x: Any) -> torch.Tensor:
-    torch.manual_seed(0)  # what draws inside draws the same each time
-    return probe.forward(pipeline, model, x)
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> float:
@@ -128,14 +182,23 @@ def _change(before: torch.Tensor, after: torch.Tensor) -> float:
 
 def _strange(x: Any) -> Any:
     """Other rows of the same kind: turned round, and three times as far out where they are
-    measurements, so that maxima and routes change as well."""
-    parts = {key: value.flip(0) for key, value in probe.tensors(x).items()}
-    wide = {key: -3 * v + 1 if v.is_floating_point() else v for key, v in parts.items()}
-    for key, value in wide.items():
-        same = (value == probe.tensors(x)[key]).flatten(1).all(dim=1)
-        if not value.is_floating_point() and same.any():
-            wide[key] = probe.tensors(x)[key].roll(1, 0)
+    measurements, so that maxima and routes change as well. Fields of a row stay together."""
+    parts = probe.tensors(x)
+    turned = {key: value.flip(0) for key, value in parts.items()}
+    same = torch.stack(
+        [(turned[k] == v).reshape(len(v), -1).all(1).cpu() for k, v in parts.items()]
+    )
+    if same.all(dim=0).any():
+        turned = {key: value.roll(1, 0) for key, value in parts.items()}
+    wide = {key: -3 * v + 1 if _measured(key, v) else v for key, v in turned.items()}
     return probe.like(x, wide)
+
+
+def _measured(key: str, value: torch.Tensor) -> bool:
+    """Whether a field holds measurements, which may be stretched, and not a mask."""
+    if not value.is_floating_point() or positions.STRUCTURE.search(key):
+        return False
+    return key == "x" or not bool(((value == 0) | (value == 1)).all())
 
 
 def _mixed(x: Any, own: Any, i: int) -> Any:
@@ -154,16 +217,22 @@ def _leak(pipeline: Pipeline, model: nn.Module, x: Any, i: int) -> float:
         key: value.detach().clone().requires_grad_(value.is_floating_point())
         for key, value in probe.tensors(x).items()
     }
-    floating = [value for value in leaves.values() if value.requires_grad]
-    if not floating:
-        return 0.0
-    output = _run(pipeline, model, probe.like(x, leaves))[i]
-    if not output.requires_grad:
+    num_rows = len(next(iter(leaves.values())))
+    with positions.embedded(model) as found:
+        output = positions.run(pipeline, model, probe.like(x, leaves))[i]
+    sources = [(value, 0) for value in leaves.values() if value.requires_grad]
+    sources += [(out, ids.index(num_rows)) for ids, out in found if ids.count(num_rows) == 1]
+    if not sources or not output.requires_grad:
         return 0.0
     generator = torch.Generator().manual_seed(i)
     weights = torch.randn(output.shape, generator=generator).to(output.device)
-    gradients = torch.autograd.grad((output * weights).sum(), floating, allow_unused=True)
-    sizes = [g.abs().flatten(1).amax(dim=1) for g in gradients if g is not None]
+    places = [value for value, _ in sources]
+    gradients = torch.autograd.grad((output * weights).sum(), places, allow_unused=True)
+    sizes = [
+        g.abs().transpose(0, axis).reshape(g.shape[axis], -1).amax(dim=1)
+        for g, (_, axis) in zip(gradients, sources, strict=True)
+        if g is not None
+    ]
     if not sizes:
         return 0.0
     size = torch.stack(sizes).amax(dim=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +13,17 @@ from torch import nn
 
 from . import Check, Finding, Pipeline, probe, shut_if_any
 
+FEW_ROWS = 4  # per part of a batch: so few make statistics of a batch that no other one has
+NUM_STEPS = 30  # until running statistics have forgotten their start (0.9 ** 30 is 4 %)
 
-def modes(pipeline: Pipeline, *, max_rows: int = 256) -> Check:
+
+def modes(pipeline: Pipeline, *, max_rows: int = 256, max_gap: float = 1.0) -> Check:
     """Every submodule is in evaluation mode in `evaluate` and in training mode in `train_step`
     (except what the model itself keeps back when told to train); two evaluations are bit-equal;
     weights and buffers stay as they are in evaluation, running statistics move in training, and
-    those of a frozen layer do not. Equality is exact in fp32 and bf16 on the CPU, within 1e-6
+    those of a frozen layer do not. Where a part of a batch has so few rows that their statistics
+    are chance, outputs of both modes on the same rows further apart than `max_gap` of their spread
+    (after 30 steps) warn. Equality is exact in fp32 and bf16 on the CPU, within 1e-6
     elsewhere.
     """
     model = pipeline.make_model(0).train()
@@ -43,6 +50,12 @@ def modes(pipeline: Pipeline, *, max_rows: int = 256) -> Check:
         f"All {num_modules} modules are in the right mode in step and evaluation, two evaluations "
         f"are equal, and the {num_buffers} buffers move in training only."
     )
+    gap = None if found else _gap(pipeline)
+    if gap is not None and gap > max_gap:
+        because = f"After {NUM_STEPS} steps outputs of training and evaluation mode on the same "
+        because += f"rows are {gap:.2g} of their spread apart: too few rows for batch statistics."
+        causes = ("BatchNorm with so few rows: a larger batch, or GroupNorm",)
+        return Check("modes", "warn", gap, max_gap, "", because, causes)
     return shut_if_any(found, Check("modes", "open", 0.0, 0.0, "", because))
 
 
@@ -136,3 +149,27 @@ def _statistics(
         because = f"running statistics of {len(drifting)} frozen layers move ({drifting[0]})"
         causes = ("frozen BatchNorm is left in training mode: put it in eval() in train()",)
         yield Finding(float(len(drifting)), 0.0, because, causes)
+
+
+def _gap(pipeline: Pipeline) -> float | None:
+    """How far apart the outputs of the two modes are, relative to their spread over the rows, for
+    layers with batch statistics and few rows; None where that does not apply."""
+    model = pipeline.make_model(0).train()
+    first = next(iter(copy.copy(pipeline.train)))
+    size = len(first["y"]) // pipeline.accumulate
+    layers = [m for m in probe.batch_statistics(model) if m.training]
+    if not layers or not 2 <= size <= FEW_ROWS:
+        return None
+    optimizer = pipeline.make_optimizer(model)
+    batches = list(itertools.islice(probe.endless(pipeline.train), NUM_STEPS))
+    for batch in batches:
+        pipeline.train_step(model, optimizer, batch)
+    probe.without_dropout(model)
+    outputs = {}
+    for mode in (False, True):
+        model.train(mode)
+        with torch.no_grad():
+            parts = [probe.forward(pipeline, model, b["x"]) for b in batches if len(b["y"]) > 1]
+        outputs[mode] = torch.cat(parts)
+    spread = (outputs[False] - outputs[False].mean(dim=0)).norm().clamp_min(1e-12)
+    return ((outputs[True] - outputs[False]).norm() / spread).item()

@@ -10,25 +10,72 @@ import torch
 
 from ..loop import take
 from . import Finding, Pipeline, probe
+from .epochs import unaugmented
 
 
 def labels_closed(pipeline: Pipeline) -> Iterator[Finding]:
-    """Labels are whole and in range, every output owns one, none is new in validation."""
-    task = pipeline.task
-    if task.targets != "exclusive":
+    """Targets are what the task declares: class ids whole and in range (`ignore_index` aside),
+    labels between 0 and 1, numbers finite; they are not all the same; every output owns one, and
+    none is new in validation."""
+    kind = getattr(pipeline.task, "targets", None)
+    sides = [_supervised(pipeline, probe.labels(s)) for s in (pipeline.train, pipeline.validation)]
+    if not all(len(side) for side in sides):
         return
-    both = torch.cat([probe.labels(pipeline.train), probe.labels(pipeline.validation)])
-    if both.is_floating_point() or both.min() < 0 or both.max() >= task.num_outputs:
-        because = f"labels run from {both.min().item():g} to {both.max().item():g} as {both.dtype}"
-        because += f", outputs from 0 to {task.num_outputs - 1}"
+    both = torch.cat(sides)
+    found = list(_legal(pipeline.task, kind, both))
+    found = found or list(_all_the_same(kind, sides[0]))
+    if not found and kind in ("exclusive", "dense"):
+        found = list(_owned(pipeline.task, *sides))
+    yield from found
+
+
+def _supervised(pipeline: Pipeline, y: torch.Tensor) -> torch.Tensor:
+    """The targets that count, `(N,)` for class ids."""
+    ignored = getattr(pipeline.task, "ignore_index", None)
+    y = y.detach().cpu()
+    if pipeline.task.targets not in ("exclusive", "tokens", "dense"):
+        return y
+    return y.flatten() if ignored is None else y[y != ignored]
+
+
+def _legal(task: Any, kind: str, y: torch.Tensor) -> Iterator[Finding]:
+    if kind == "multilabel" and not (
+        torch.isfinite(y.float()).all() and 0 <= y.min() <= y.max() <= 1
+    ):
+        because = f"labels run from {y.min().item():g} to {y.max().item():g} instead of 0 to 1"
+        causes = ("labels are coded -1 and 1, or as percent", "gaps in the labels")
+        yield Finding(float(y.max()), 1.0, because, causes)
+    if kind == "real" and not torch.isfinite(y.double()).all():
+        count = int((~torch.isfinite(y.double())).sum())
+        causes = ("gaps in the targets", "a logarithm of zero", "a constant target divided by sd 0")
+        yield Finding(float(count), 0.0, f"{count} targets are not finite", causes)
+    if kind not in ("exclusive", "tokens", "dense"):
+        return
+    outputs = getattr(task, "num_outputs", None)
+    above = outputs is not None and y.max() >= outputs
+    if y.is_floating_point() or y.min() < 0 or above:
+        because = f"labels run from {y.min().item():g} to {y.max().item():g} as {y.dtype}"
+        because += "" if outputs is None else f", outputs from 0 to {outputs - 1}"
         causes = ("labels count from 1", "ids of another map", "labels were interpolated")
-        yield Finding(float(both.max()), float(task.num_outputs - 1), because, causes)
-        return
-    known = set(probe.labels(pipeline.train).unique().tolist())
-    unowned = sorted(set(range(task.num_outputs)) - known)
-    new = sorted(set(probe.labels(pipeline.validation).unique().tolist()) - known)
+        if y.min() == -100:
+            causes = ("ignored targets: declare ignore_index in the task", *causes)
+        limit = None if outputs is None else float(outputs - 1)
+        yield Finding(float(y.max()), limit, because, causes)
+
+
+def _all_the_same(kind: str, y: torch.Tensor) -> Iterator[Finding]:
+    if kind in ("multilabel", "real", "tokens") and len(y) > 1 and (y == y[:1]).all():
+        causes = ("targets are blanked", "the wrong column is read as the target")
+        yield Finding(0.0, None, f"all {len(y)} training targets are the same", causes)
+
+
+def _owned(task: Any, train: torch.Tensor, validation: torch.Tensor) -> Iterator[Finding]:
+    known = set(train.unique().tolist())
+    unowned = sorted(set(range(getattr(task, "num_outputs", 0))) - known)
+    new = sorted(set(validation.unique().tolist()) - known)
     if unowned or new:
-        names = ", ".join(str(task.class_names[c]) for c in (unowned or new)[:5])
+        every = getattr(task, "class_names", None) or [*range(task.num_outputs)]
+        names = ", ".join(str(every[c]) for c in (unowned or new)[:5])
         because = f"{len(unowned)} of {task.num_outputs} classes have no training row ({names})"
         because += f" and {len(new)} of them occur in validation" if new else ""
         causes = ("labels count from 1", "an empty class folder", "a class lost in the split")
@@ -41,7 +88,7 @@ def rows_paired(pipeline: Pipeline) -> Iterator[Finding]:
         loader = getattr(pipeline, split)
         if not hasattr(loader, "rows"):
             continue
-        batch = probe.join(probe.batches_of(probe.rebatch(loader, augment=False), min_rows=256))
+        batch = probe.join(probe.batches_of(unaugmented(loader), min_rows=256))
         ids = loader.rows["id"]
         if len(ids.unique()) < len(ids):
             continue
@@ -76,6 +123,8 @@ def round_trip(pipeline: Pipeline, limit: float, correlation: float) -> Iterator
     if decode is None:
         return
     rows = probe.few_rows(pipeline.train, 16)
+    if isinstance(rows["x"], dict):  # several parts: nobody has said which one is decoded
+        return
     raws = [decode(take(rows["x"], torch.tensor(i))) for i in range(len(rows["y"]))]
     gaps = [
         (encode(raw).to(x.device, x.dtype) - x).abs().max().item()

@@ -35,6 +35,7 @@ class _Observed:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     records: dict[str, _Record]
+    frozen: dict[str, torch.Tensor]  # as they started
     hidden: list[str]  # parameters that take part and that the model does not list
     output_layer: list[nn.Parameter]  # of the last module with parameters that was called
 
@@ -57,6 +58,7 @@ def trainable_parameters(pipeline: Pipeline, *, num_steps: int = 3) -> Check:
         *_moved(records),
         *_hidden(seen.hidden),
         *_frozen(pipeline, seen, frozen),
+        *_by_mode(pipeline),
     ]
     because = (
         f"All {len(records)} trainable tensors are in one group, got a gradient and changed in "
@@ -67,6 +69,10 @@ def trainable_parameters(pipeline: Pipeline, *, num_steps: int = 3) -> Check:
         because += f"; {len(frozen)} are frozen without being declared ({_few(frozen)})."
         causes = ("requires_grad was switched off by a wrong name test", "declare what is frozen")
         return Check(name, "warn", float(len(frozen)), 0.0, "tensors", because, causes)
+    if not found and (pair := _copied(pipeline.make_model(0))):
+        because += f"; {pair[0]} and {pair[1]} start equal and are two tensors."
+        causes = ("weights meant to be tied were copied", "or tied ones were untied")
+        return Check(name, "warn", 1.0, 0.0, "tensors", because, causes)
     return shut_if_any(found, good)
 
 
@@ -76,6 +82,7 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> _Observed:
     optimizer = pipeline.make_optimizer(model)
     probe.set_rate(optimizer, probe.base_rate(optimizer) * scale)
     records = {}
+    frozen = {k: p.detach().clone() for k, p in model.named_parameters() if not p.requires_grad}
     for key, parameter in model.named_parameters():
         if parameter.requires_grad:
             record = _Record(parameter.detach().clone())
@@ -109,7 +116,8 @@ def _observe(pipeline: Pipeline, num_steps: int, *, scale: float) -> _Observed:
             records[key].changed = not torch.equal(parameter.detach(), records[key].start)
             records[key].used = id(parameter) in used
             records[key].handles.pop().remove()
-    return _Observed(model, optimizer, records, [*hidden, *_unregistered(model, known)], last)
+    unseen = [*hidden, *_unregistered(model, known)]
+    return _Observed(model, optimizer, records, frozen, unseen, last)
 
 
 def _watcher(record: _Record) -> Callable[[torch.Tensor], None]:
@@ -225,3 +233,37 @@ def _frozen(pipeline: Pipeline, seen: _Observed, frozen: list[str]) -> Iterator[
         wrong = sorted(set(declared) ^ set(frozen))
         because = f"{len(wrong)} tensors are frozen or free against the declaration ({_few(wrong)})"
         yield Finding(float(len(wrong)), 0.0, because, ("a wrong name test for freezing",))
+    named = dict(seen.model.named_parameters())
+    moved = [k for k in declared if k in seen.frozen and not torch.equal(named[k], seen.frozen[k])]
+    if moved:
+        because = f"{len(moved)} tensors that are declared frozen change ({_few(moved)})"
+        causes = ("freezing takes effect after the optimizer was built", "the step unfreezes them")
+        yield Finding(float(len(moved)), 0.0, because, causes)
+
+
+def _by_mode(pipeline: Pipeline) -> Iterator[Finding]:
+    """What is frozen must not depend on eval() and train()."""
+    model = pipeline.make_model(0)
+    before = {key: p.requires_grad for key, p in model.named_parameters()}
+    model.eval()
+    model.train()
+    turned = [key for key, p in model.named_parameters() if p.requires_grad != before.get(key)]
+    if turned:
+        because = f"train() and eval() freeze or free {len(turned)} tensors ({_few(turned)})"
+        causes = ("freezing takes effect only in train(): freeze when the model is built",)
+        yield Finding(float(len(turned)), 0.0, because, causes)
+
+
+def _copied(model: nn.Module) -> tuple[str, str] | None:
+    """An embedding and a linear layer that start with equal values and share no memory."""
+    tables = {f"{k}.weight": m.weight for k, m in model.named_modules() if _is(m, nn.Embedding)}
+    layers = {f"{k}.weight": m.weight for k, m in model.named_modules() if _is(m, nn.Linear)}
+    for a, table in tables.items():
+        for b, weight in layers.items():
+            if table is not weight and table.shape == weight.shape and torch.equal(table, weight):
+                return a, b
+    return None
+
+
+def _is(module: nn.Module, kind: type) -> bool:
+    return isinstance(module, kind) and module.weight.numel() > 1

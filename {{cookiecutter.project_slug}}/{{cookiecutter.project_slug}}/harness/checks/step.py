@@ -14,6 +14,7 @@ from torch import nn
 
 from ..loop import autocast
 from . import Check, Finding, Pipeline, probe, shut_if_any
+from .leftovers import carried_state, kept_graph
 
 
 def reference_step(
@@ -48,9 +49,11 @@ def step_oracle(
     Compared are the updates after `num_steps` steps, with the project's optimizer, with plain SGD
     (adaptive ones hide a wrong scale) and with outputs so large that a declared clip is active.
     `num_parts` micro-batches of unequal size must equal one batch (batch statistics and dropout
-    off). Both sides run the same arithmetic, so the limits hold in fp32 and bf16; only sums over
-    micro-batches in bf16, whose gradients have 8 bits each, get 5 times and 30 times the room, and
-    where the loss is no mean over rows (class weights) parts can only be near the whole: 0.5.
+    off). The returned loss has no graph, and the outputs of a batch do not depend on the one that
+    came before it. Both sides run the same arithmetic, so the limits hold in fp32 and bf16; only
+    sums over micro-batches in bf16, whose gradients have 8 bits each, get 5 times and 30 times the
+    room, and where the loss is no mean over rows (class weights) parts can only be near the whole:
+    0.5.
     """
     name = "step_oracle"
     batches = list(itertools.islice(probe.endless(pipeline.train), num_steps))
@@ -64,6 +67,8 @@ def step_oracle(
         if difference > room and not found:
             found.append(_name_it(pipeline, way, difference, batches[0], room))
     found += _clip(pipeline, norms[:num_steps], min_clip_scale)
+    found += carried_state(pipeline, _settle(pipeline.make_model(0).train()), batches)
+    found += kept_graph(pipeline, pipeline.make_model(0).train(), batches[0])
     parts, split = _parts(pipeline, batches[0], num_parts, max_accumulation_difference, norms[0])
     because = (
         f"{num_steps} steps of the project differ from a plain reference by at most {worst:.2g} of "
@@ -179,7 +184,13 @@ def _name_it(
         (rest < limit and scale < 0, "the sign of the loss or gradient is flipped"),
         (
             rest < limit and scale < 1,
-            f"the gradient is scaled by {scale:.3g}: a clip that is not declared, or a factor",
+            f"the gradient is scaled by {scale:.3g}: a clip that is not declared, a clip of "
+            "gradients that are still scaled (before unscale), or a factor",
+        ),
+        (
+            rest < limit and way.gain > 1,
+            f"a clip that does not act, the gradient is {scale:.3g} times too large: it stands "
+            "before backward, or is missing",
         ),
         (
             rest < limit,
@@ -220,8 +231,9 @@ def _first_step(
         torch.manual_seed(0)
         reference_step(pipeline, theirs, _sgd(norm)(theirs), batch, pipeline.clip_norm)
     made, asked = _flat(ours) - start, _flat(theirs) - start
-    if made.norm() == 0:
-        return 0.0, 0.0
+    size = (made.norm() / asked.norm().clamp_min(1e-30)).item()
+    if size < 1e-3:  # what is left of the direction is rounding
+        return size, 0.0
     scale = (made @ asked / (asked @ asked).clamp_min(1e-30)).item()
     return scale, ((made - scale * asked).norm() / made.norm()).item()
 
@@ -263,7 +275,8 @@ def _room(pipeline: Pipeline, batch: dict, limit: float) -> float:
     """`limit`, or 0.5 for a loss whose parts do not add up to the whole by their rows."""
     model, num_rows = _settle(pipeline.make_model(0).train()), len(batch["y"])
     with torch.no_grad():
-        outputs = probe.forward(pipeline, model, batch["x"])
+        outputs = probe.forward(pipeline, model, batch["x"]).clone()
+        outputs[: num_rows // 2] += 10 * torch.randn_like(outputs[: num_rows // 2])  # lose far more
         halves = torch.arange(num_rows, device=batch["y"].device).tensor_split(2)
         whole = pipeline.task.loss(outputs, batch["y"])
         parts = [

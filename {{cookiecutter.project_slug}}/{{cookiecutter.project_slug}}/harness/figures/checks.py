@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..checks import Pipeline
-from ..checks.loader import seam_batch
 from ..checks.overfit import one_batch
+from ..checks.seam import seam_batch
 from . import canvas, save
 
 
