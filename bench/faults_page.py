@@ -29,7 +29,8 @@ by training the project with the fault and without it, {seeds} seeds of {epochs}
 validation metric moves by more than {gap} of its range and {errors:g} standard errors, or the
 validation loss by a factor of {ratio:g}, in either direction, or the training does not end. A false
 alarm is a healthy pipeline whose gate does not open. Intervals are 95 % Wilson intervals. Seconds
-are CPU seconds of the launch on one thread.
+are CPU seconds of the launch on one thread, without those that a fresh interpreter needs to import
+the libraries.
 
 Which half a fault is in follows from a digest of its name. Rules and limits were chosen on the half
 called chosen. The half called frozen was run when they were fixed.

@@ -248,8 +248,25 @@ def test_every_column_that_is_read_opens():
     assert found.value > found.limit
 
 
-def test_a_picture_of_one_channel_has_nothing_to_exchange():
-    assert run_check(field_influence, make_pipeline()).verdict == "not_applicable"
+def test_every_quarter_of_a_picture_is_read():
+    found = run_check(field_influence, make_pipeline())
+    assert found.verdict == "open"
+    assert "8 fields" in found.because
+
+
+def test_half_a_picture_that_is_never_read_shuts():
+    def left(self, x):
+        return self.plain(torch.cat([x[..., :4], torch.zeros_like(x[..., :4])], dim=-1))
+
+    found = run_check(field_influence, make_pipeline(lambda: Net(left)))
+    assert found.verdict == "shut"
+    assert "2 fields (x quarter 3 of axis 3, x quarter 4 of axis 3)" in found.because
+
+
+def test_a_network_that_reads_nothing_at_all_leaves_the_cause_to_other_checks():
+    found = run_check(field_influence, make_pipeline(lambda: Net(lambda s, x: s.plain(0 * x))))
+    assert found.verdict == "inconclusive"
+    assert "do not depend on the input" in found.because
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -39,7 +39,6 @@ ELSEWHERE = {
     "supervised_share",
     "loss_terms",
     "pad_invariance",
-    "field_influence",
     "schedule",
     "best_checkpoint",
 }

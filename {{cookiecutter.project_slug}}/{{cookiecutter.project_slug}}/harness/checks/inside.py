@@ -83,8 +83,8 @@ def field_influence(
     max_rows: int = 64,
     num_models: int = 3,
 ) -> Check:
-    """Each field of a dict and each channel or column of a float input (up to `max_fields`),
-    exchanged between rows, moves the outputs by `min_relative_change` of their norm (median over
+    """Each field of a dict, each channel or column of a float input (up to `max_fields`) and each
+    quarter of a picture's height and width, exchanged between rows, moves the outputs by `min_relative_change` of their norm (median over
     fresh models; after a few steps where nothing moves at first). Constant fields are left out.
 
     Where tokens are read in order (a causal task, or token targets), exchanging earlier tokens must
@@ -117,6 +117,9 @@ def field_influence(
         return Check(
             name, "warn", least, min_relative_change, "", f"{because} 1.", ("memory is short",)
         )
+    if len(dead) == len(size) > 1 and order.finding is None:
+        because = f"None of {len(size)} fields moves the outputs: they do not depend on the input."
+        return inconclusive(name, because, ("the network is dead, or its input is not used",))
     if dead:
         because_ = f"{_some(dead)} exchanged between rows move the outputs by {least:.2g}"
         causes = ("a field or column is never used", "its scale is far below the others'")
@@ -145,6 +148,8 @@ def _swaps(x: Any, model: nn.Module, max_fields: int) -> Iterator[tuple[str, Any
         if isinstance(x, dict):
             yield from _swapped(x, key, value[order.to(value.device)])
         axis = _channel_axis(value, model)
+        for side in {1, 2, 3} - {axis} if value.is_floating_point() and value.ndim == 4 else ():
+            yield from _quarters(x, key, side, order)
         if axis is None or not 1 < value.shape[axis] <= max_fields:
             continue
         for index in range(value.shape[axis]):
@@ -152,6 +157,18 @@ def _swaps(x: Any, model: nn.Module, max_fields: int) -> Iterator[tuple[str, Any
             place = (slice(None),) * axis + (index,)
             other[place] = value[order.to(value.device)][place]
             yield from _swapped(x, f"{key} channel {index}", other, key)
+
+
+def _quarters(x: Any, key: str, side: int, order: torch.Tensor) -> Iterator[tuple[str, Any]]:
+    """Pictures with a quarter of their height or width taken from other rows."""
+    value = probe.tensors(x)[key]
+    if value.shape[side] < 4:
+        return
+    for number, part in enumerate(torch.arange(value.shape[side]).tensor_split(4), 1):
+        other = value.clone()
+        place = (slice(None),) * side + (part,)
+        other[place] = value[order.to(value.device)][place]
+        yield from _swapped(x, f"{key} quarter {number} of axis {side}", other, key)
 
 
 def _swapped(x: Any, name: str, other: torch.Tensor, key: str | None = None) -> Iterator:

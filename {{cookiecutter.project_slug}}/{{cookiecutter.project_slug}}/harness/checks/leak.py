@@ -12,6 +12,7 @@ import torch
 from . import Check, Finding, Pipeline, inconclusive, not_applicable, probe, shut_if_any
 
 MOST_VALUES = 40_000_000
+MOST_MARKS = 400_000_000  # values times classes
 CAUSES = (
     "the label is written into the input",
     "a feature made from the label, or known only after it",
@@ -252,13 +253,17 @@ def _cut(values: torch.Tensor, targets: torch.Tensor) -> bool:
 
 
 def _written(table: Table, targets: torch.Tensor, kind: str) -> Iterator[Finding]:
-    """Most classes have a column of their own: on for all of their rows, and for them alone."""
+    """Most classes have a column of their own: on for all of their rows, and for them alone; or one
+    that has a value of theirs."""
     if kind == "real" or targets.shape[1] < 3 or table.values.shape[1] < 4:
         return  # two classes have one column between them
     supported = (targets.sum(dim=0) >= 5) & ((1 - targets).sum(dim=0) >= 5)
     if int(supported.sum()) < 2:
         return
     agree = _correlations(table.values, targets[:, supported])
+    if table.values.numel() * len(agree) <= MOST_MARKS:
+        marks = [_marks(table.values, target) for target in targets[:, supported].T]
+        agree = torch.maximum(agree, torch.stack(marks))
     owned = agree.amax(dim=1) > 0.9
     if owned.double().mean() >= 0.8 and agree.amax(dim=0).median() < 0.5:
         columns = [table.names(int(c)) for c in agree.argmax(dim=1)[:3]]
@@ -267,6 +272,12 @@ def _written(table: Table, targets: torch.Tensor, kind: str) -> Iterator[Finding
             f"alone ({', '.join(columns)}, ...)"
         )
         yield Finding(owned.double().mean().item(), 0.8, because, CAUSES)
+
+
+def _marks(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`(D,)`: squared correlation of one class with standing at that class's own value."""
+    own = values[target > 0].median(dim=0).values
+    return _correlations((values == own).double(), target[:, None])[0]
 
 
 def _tree_score(values: torch.Tensor, targets: torch.Tensor, kind: str) -> float:

@@ -18,6 +18,7 @@ def findings(pipeline: Pipeline, num_models: int) -> Iterator[Finding]:
     if _all_equal(made) or (real and _lowest(made) >= 0):  # a last layer that starts at zero
         made = _outputs(pipeline, functools.partial(probe.warmed, pipeline), rows["x"], num_models)
     if _all_equal(made):
+        yield from _cut_to_zero(pipeline, made)
         return
     if real:
         yield from _one_sided(made, rows["y"], num_models)
@@ -37,6 +38,14 @@ def _lowest(made: list[torch.Tensor]) -> float:
 
 def _all_equal(made: list[torch.Tensor]) -> bool:
     return _lowest(made) == max(z.max().item() for z in made)
+
+
+def _cut_to_zero(pipeline: Pipeline, made: list[torch.Tensor]) -> Iterator[Finding]:
+    """Outputs of 0 from a network whose last bias is not."""
+    shifts = [p for p in pipeline.make_model(0).parameters() if p.shape == made[0].shape[1:]]
+    if _lowest(made) == 0 and any(bool((p < 0).any()) for p in shifts):
+        because = "the model's outputs are all 0, although its last bias is negative"
+        yield Finding(0.0, 0.0, because, ("a ReLU stands between the model and the loss",))
 
 
 def _one_sided(made: list[torch.Tensor], y: torch.Tensor, num_models: int) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ COPIED = (
     "the split was drawn after rows were repeated (oversampling, windows, several files of one)",
     "both splits are read from the same place",
 )
+SPOILED = ("a transform makes values that are no numbers (last_seam tells which)",)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def num_spoiled(self) -> int:
+        """Rows with a value that is not finite: equal to nothing, so none can be compared."""
+        values = self.floats()
+        return 0 if values is None else int((~values.isfinite()).any(dim=1).sum())
 
     def floats(self) -> torch.Tensor | None:
         """`(N, D)` float32; None where x holds no real numbers."""

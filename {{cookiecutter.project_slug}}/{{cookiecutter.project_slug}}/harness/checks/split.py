@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ..loop import Loader
-from . import Check, Finding, Pipeline, not_applicable, probe, shut_if_any
+from . import Check, Finding, Pipeline, inconclusive, not_applicable, probe, shut_if_any
 from .copies import moved_copies, near_copies
 from .epochs import unaugmented
-from .overlap import conflicts, keys_apart, rows_in_both, stored
+from .overlap import SPOILED, conflicts, keys_apart, rows_in_both, stored
 
 
 def split_hygiene(
@@ -37,6 +37,8 @@ def split_hygiene(
     """
     name = "split_hygiene"
     train, validation = stored(pipeline.train), stored(pipeline.validation)
+    if spoiled := train.num_spoiled() + validation.num_spoiled():
+        return inconclusive(name, f"{spoiled} rows hold values that are not finite.", SPOILED)
     found = [
         *keys_apart(pipeline, train, validation),
         *rows_in_both(train, validation, max_overlap),
