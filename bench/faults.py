@@ -2,6 +2,7 @@
 
     python bench/faults.py                 both halves; writes docs/faults.md and bench/results/
     python bench/faults.py --half chosen   one half; what is known of the other one stays
+    python bench/faults.py --thin          every other fault by its name, all healthy pipelines
     python bench/faults.py --only NAME     one of them, told in full, nothing written
     python bench/faults.py --page          the documents again from the rows of the last run
 
@@ -41,7 +42,7 @@ def main() -> int:
     if asked.page:
         write(collection, *known(collection))
         return 0
-    chosen = select(collection, asked.half, asked.only, asked.tenth)
+    chosen = select(collection, asked.half, asked.only, tenth=asked.tenth, thin=asked.thin)
     with tempfile.TemporaryDirectory(prefix="bench-faults-") as folder:
         project = planting.bake(Path(folder) / "bake")
         jobs = Jobs(project, collection.folder / "bases", asked.cache)
@@ -62,6 +63,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="launches at a time")
     parser.add_argument("--only", action="append", help="a fault or pipeline; may be repeated")
     parser.add_argument("--tenth", action="store_true", help="the fixed tenth; nothing is written")
+    parser.add_argument("--thin", action="store_true", help="every other fault, by its name")
     parser.add_argument("--no-harm", action="store_true", help="gates alone; nothing is written")
     parser.add_argument(
         "--page", action="store_true", help="write the documents again, run nothing"
@@ -72,14 +74,20 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def select(
-    collection: Collection, half: str | None, only: list[str] | None, tenth: bool
+    collection: Collection,
+    half: str | None,
+    only: list[str] | None,
+    *,
+    tenth: bool = False,
+    thin: bool = False,
 ) -> list[Recipe]:
     """What to run. Raises SystemExit for a name that is not there."""
     found = [*collection.faults, *collection.healthy]
     if absent := set(only or ()) - {recipe.id for recipe in found}:
         raise SystemExit(f"There is no fault or pipeline {', '.join(sorted(absent))}.")
     found = [r for r in found if half in (None, r.half) and (not only or r.id in only)]
-    return [r for r in found if not tenth or recipes.in_tenth(r.id)]
+    found = [r for r in found if not tenth or recipes.in_tenth(r.id)]
+    return [r for r in found if not thin or r.kind == "healthy" or recipes.in_thinned(r.id)]
 
 
 # ---- running ------------------------------------------------------------------------------------
@@ -178,8 +186,8 @@ def write(collection: Collection, faults: list[dict], healthy: list[dict]) -> No
         f'"{name}": {_lines(rows)}' for name, rows in [("faults", faults), ("healthy", healthy)]
     ]
     totals = rates.totals(faults, healthy)
-    impossible = list(collection.impossible)
-    text = faults_page.page(faults, healthy, impossible, len(SEEDS), NUM_EPOCHS)
+    about = {"seeds": len(SEEDS), "epochs": NUM_EPOCHS, "written": len(collection.faults)}
+    text = faults_page.page(faults, healthy, list(collection.impossible), **about)
     _write(ROWS, "{" + ",\n".join(parts) + "}\n")
     _write(TOTALS, json.dumps(totals, indent=2) + "\n")
     _write(PAGE, text)

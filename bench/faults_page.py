@@ -38,11 +38,20 @@ called chosen. The half called frozen was run when they were fixed.
 
 
 def page(
-    faults: list[dict], healthy: list[dict], impossible: list[dict], seeds: int, epochs: int
+    faults: list[dict],
+    healthy: list[dict],
+    impossible: list[dict],
+    *,
+    seeds: int,
+    epochs: int,
+    written: int,
 ) -> str:
-    """The whole document."""
+    """The whole document; `written` is the number of faults in tests/faults/, run or not."""
     settings = {"seeds": seeds, "epochs": epochs, "gap": MIN_METRIC_GAP, "ratio": MAX_LOSS_RATIO}
-    parts = [HEAD.format(errors=MIN_STANDARD_ERRORS, **settings), _totals(faults, healthy)]
+    parts = [HEAD.format(errors=MIN_STANDARD_ERRORS, **settings)]
+    if len(faults) < written:
+        parts.append(f"{len(faults)} of {written} faults were run, picked by the same digest.\n")
+    parts.append(_totals(faults, healthy))
     parts += (
         [peers_section(json.loads(PEERS.read_text(encoding="utf-8")))] if PEERS.exists() else []
     )

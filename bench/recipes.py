@@ -87,6 +87,11 @@ def in_tenth(name: str) -> bool:
     return _number(name) // 2 % 10 == 0
 
 
+def in_thinned(name: str) -> bool:
+    """A fixed half of either half, by the next bit."""
+    return _number(name) // 2 % 2 == 0
+
+
 def _number(name: str) -> int:
     return int(sha256(name.encode()).hexdigest(), 16)
 

@@ -375,7 +375,8 @@ def test_each_check_has_its_hits_its_mistakes_and_its_alarms():
 
 def test_the_page_says_what_was_missed_and_sets_only_names_of_checks_as_code():
     impossible = [{"id": "cannot", "source": ["M02"], "impossible": "there is none"}]
-    text = faults_page.page(ROWS, HEALTHY, impossible, 3, 8)
+    text = faults_page.page(ROWS, HEALTHY, impossible, seeds=3, epochs=8, written=12)
+    assert "6 of 12 faults were run" in text
     missed = text.split("## What was not caught")[1].split("## ")[0]
     assert "- c (chosen): It s so." in missed
     assert "| b | chosen | `symmetry` | `loss_contract` |" in missed
@@ -468,9 +469,9 @@ def test_the_page_sets_the_peers_beside_the_gate_on_the_same_faults(tmp_path, mo
     found = peers.totals(rows, gate)
     assert (found["chosen"]["gate"]["false_alarms"], found["chosen"]["gate"]["detected"]) == (1, 1)
     monkeypatch.setattr(faults_page, "PEERS", tmp_path / "peers.json")
-    assert "## Peers" not in faults_page.page(ROWS, HEALTHY, [], 3, 8)
+    assert "## Peers" not in faults_page.page(ROWS, HEALTHY, [], seeds=3, epochs=8, written=6)
     faults_page.PEERS.write_text(json.dumps(found), encoding="utf-8")
-    text = faults_page.page(ROWS, HEALTHY, [], 3, 8).split("## Peers, side by side")[1]
+    text = faults_page.page(ROWS, HEALTHY, [], seeds=3, epochs=8, written=6).split("## Peers, side by side")[1]
     (line,) = (line for line in text.splitlines() if line.startswith("| false alarms on healthy"))
     assert [cell[:6] for cell in line.split(" | ")[1:]] == ["1 of 1", "0 of 1", "0 of 1"]
 
@@ -526,7 +527,7 @@ def test_a_fault_without_a_clean_pipeline_that_trains_is_refused(jobs, monkeypat
 @pytest.mark.slow
 def test_a_fixed_tenth_does_what_was_recorded(collection, default_project, tmp_path):
     known = {row["id"]: row for rows in bench.known(collection) for row in rows}
-    tenth = [r for r in bench.select(collection, None, None, True) if r.id in known]
+    tenth = [r for r in bench.select(collection, None, None, tenth=True) if r.id in known]
     if not tenth:
         pytest.skip("there are no results yet: make bench-faults")
     print(f"{len(tenth)} of {len(known)} faults and healthy pipelines")

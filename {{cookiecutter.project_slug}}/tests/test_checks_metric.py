@@ -109,6 +109,19 @@ def test_a_constant_answer_is_right_as_often_as_the_largest_class():
     assert task.metric(task.constant_outputs(prior, 3), y) == pytest.approx(2 / 3)
 
 
+class Weighted(Digits):
+    """Class 0 counts most in the loss, so the best constant of the loss is not the largest class."""
+
+    class_weights = (9.0,) + (1.0,) * 9
+
+    def constant_outputs(self, prior, num_rows):
+        return super().constant_outputs(prior * np.array(self.class_weights), num_rows)
+
+
+def test_class_weights_of_the_loss_are_no_matter_of_the_metric():
+    assert judged(make_pipeline(task=Weighted())).verdict == "open"
+
+
 # ---- other declared metrics, and other kinds of targets -----------------------------------------
 
 

@@ -128,7 +128,11 @@ def _constant(task: Any, y: torch.Tensor, limit: float) -> Iterator[Finding]:
     shares = answers.shares(task, y)
     absent = task.targets != "real" and (shares.min() <= 0 or shares.max() >= 1)
     prior = task.prior(y) if absent else shares
-    found, chance = score(task, answers.constant(task, prior, y), y), task.chance(shares)
+    constant = answers.constant(task, prior, y)
+    if task.targets == "exclusive" and getattr(task, "class_weights", None) is not None:
+        # Weights move the best constant of the loss, not that of the metric.
+        constant = answers.right(task, torch.full_like(y, int(shares.argmax())))
+    found, chance = score(task, constant, y), task.chance(shares)
     room = limit
     if task.targets == "real":  # float32, and a variance may divide by N or N - 1
         room = max(limit, 1e-4) + 1 / len(y)
