@@ -73,6 +73,13 @@ def defaults(function) -> dict:
     return {p.name: p.default for p in parameters if isinstance(p.default, (int, float))}
 
 
+def catalogue() -> dict[str, list[str]]:
+    """The lists of checks by their name in small letters, e.g. skeleton and preflight."""
+    module = load("harness.checks.catalogue")
+    lists = ("SKELETON", "PREFLIGHT", "REGULARIZED", "TUNED")
+    return {name.lower(): [check.__name__ for check in getattr(module, name)] for name in lists}
+
+
 def limits_in_code() -> dict[str, dict]:
     """Check or axis -> its limits that no configuration sets."""
     audit = load("harness.audit")
@@ -100,7 +107,7 @@ def main() -> None:
             "verdicts": list(load("harness.checks").VERDICTS),
             "gate_keys": list(load("harness.artifact").KEYS),
             "exit_codes": [launch.OPEN, launch.FAILED, launch.SHUT, launch.REFUSED],
-            "skeleton": [check.__name__ for check in load("harness.checks.catalogue").SKELETON],
+            **catalogue(),
             "axes": list(load("harness.audit").AXES),
             "limits_in_code": limits_in_code(),
             "attributes": attributes(),

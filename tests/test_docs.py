@@ -17,7 +17,7 @@ from documents import ADAPTING, NAMES, PROJECT_README, Document
 
 OTHERS = tuple(name for name in NAMES if name != ADAPTING)
 MADE_LATER = {"artifacts/", "runs/"}  # by the first launch; in no bake
-ENVIRONMENT = {". .venv/bin/activate"}
+ENVIRONMENT = {". .venv/bin/activate", "python -m pytest -m faults"}
 CHEAP = {"--help", "--cfg", "-sc"}  # what run.py answers without asking a gate
 REFUSED = {("optimizer.lrr=0.1",), ("optimizer.lr=abc",)}  # shown because they are refused
 TO_BE_MADE = {("task.metric=cohen_kappa",)}  # docs/adapting.md shows how

@@ -24,9 +24,9 @@ def gates(default_project) -> Document:
 
 
 def listed_checks(gates: Document, stage: str, facts: dict) -> set[str]:
-    """The checks that gates.md lists for a stage; overfit runs those of skeleton, too."""
+    """The checks that gates.md lists for a stage; overfit's preflight is not listed again."""
     listed = {row[0].strip("`") for row in documents.rows(gates.section(stage), "check")}
-    return listed - {"finite_loss"} | (set(facts["skeleton"]) if stage == "overfit" else set())
+    return listed - {"finite_loss"} | (set(facts["preflight"]) if stage == "overfit" else set())
 
 
 def returned_checks(project: Path, stage: str, facts: dict) -> set[str]:
@@ -37,13 +37,14 @@ def returned_checks(project: Path, stage: str, facts: dict) -> set[str]:
     parts = returned.elts if isinstance(returned, ast.List) else [ast.Starred(returned)]
     found: set[str] = set()
     for part in parts:
-        if isinstance(part, ast.Starred):
-            audited = isinstance(part.value, ast.GeneratorExp)
-            found |= set(facts["axes"] if audited else facts["skeleton"])
-        elif named(part.func) == "run_check":
-            found.add(named(part.args[0]))
-        else:
+        if not isinstance(part, ast.Starred):
             found.add(named(part.func))
+        elif isinstance(part.value, ast.Call):  # run_checks(REGULARIZED, ...)
+            found |= set(facts[named(part.value.args[0]).lower()])
+        elif isinstance(part.value, ast.GeneratorExp):
+            found |= set(facts["axes"])
+        else:
+            found |= set(facts["preflight" if stage == "overfit" else stage])
     return found
 
 

@@ -471,7 +471,9 @@ def test_the_page_sets_the_peers_beside_the_gate_on_the_same_faults(tmp_path, mo
     monkeypatch.setattr(faults_page, "PEERS", tmp_path / "peers.json")
     assert "## Peers" not in faults_page.page(ROWS, HEALTHY, [], seeds=3, epochs=8, written=6)
     faults_page.PEERS.write_text(json.dumps(found), encoding="utf-8")
-    text = faults_page.page(ROWS, HEALTHY, [], seeds=3, epochs=8, written=6).split("## Peers, side by side")[1]
+    text = faults_page.page(ROWS, HEALTHY, [], seeds=3, epochs=8, written=6).split(
+        "## Peers, side by side"
+    )[1]
     (line,) = (line for line in text.splitlines() if line.startswith("| false alarms on healthy"))
     assert [cell[:6] for cell in line.split(" | ")[1:]] == ["1 of 1", "0 of 1", "0 of 1"]
 
