@@ -110,7 +110,7 @@ def test_a_constant_answer_is_right_as_often_as_the_largest_class():
 
 
 class Weighted(Digits):
-    """Class 0 counts most in the loss, so the best constant of the loss is not the largest class."""
+    """Class 0 counts most in the loss: its best constant is not the largest class."""
 
     class_weights = (9.0,) + (1.0,) * 9
 

@@ -218,7 +218,10 @@ _EXPLAINS = {
     "modes": ("human_metric", *_START, *_INSIDE, *_STEP, *_RUN),
     "human_metric": ("best_checkpoint", *_TRAINING),
     "axis_identity": ("pad_invariance", *_TRAINING),
-    "sample_boundary": ("axis_identity", "pad_invariance", "modes", "human_metric", *_START, *_STEP, *_RUN),
+    "sample_boundary": (
+        *("axis_identity", "pad_invariance", "modes", "human_metric"),
+        *(*_START, *_STEP, *_RUN),
+    ),
     "pad_invariance": ("human_metric", *_TRAINING),
     "field_influence": ("trainable_parameters", "symmetry", "sample_boundary", *_TRAINING),
     "trainable_parameters": ("symmetry", *_INSIDE, "step_oracle", "precision", *_RUN),

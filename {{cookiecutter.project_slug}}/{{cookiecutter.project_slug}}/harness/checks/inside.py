@@ -84,8 +84,9 @@ def field_influence(
     num_models: int = 3,
 ) -> Check:
     """Each field of a dict, each channel or column of a float input (up to `max_fields`) and each
-    quarter of a picture's height and width, exchanged between rows, moves the outputs by `min_relative_change` of their norm (median over
-    fresh models; after a few steps where nothing moves at first). Constant fields are left out.
+    quarter of a picture's height and width, exchanged between rows, moves the outputs by
+    `min_relative_change` of their norm (median over fresh models; after a few steps where nothing
+    moves at first). Constant fields are left out.
 
     Where tokens are read in order (a causal task, or token targets), exchanging earlier tokens must
     reach the first layer that mixes positions: else the model has no word of their order. Both hold
