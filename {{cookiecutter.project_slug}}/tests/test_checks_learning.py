@@ -24,7 +24,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from {{cookiecutter.project_slug}}.harness.checks import run_check
-from {{cookiecutter.project_slug}}.harness.checks.baseline import input_independent_baseline
+from {{cookiecutter.project_slug}}.harness.checks.baseline import (
+    input_independent_baseline,
+)
 from {{cookiecutter.project_slug}}.harness.checks.confusion import confusion
 from {{cookiecutter.project_slug}}.harness.checks.overfit import overfit_one_batch
 

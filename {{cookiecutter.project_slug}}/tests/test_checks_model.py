@@ -7,7 +7,12 @@ from other_tasks import Causal, Gru, Tokens, make_real_pipeline, make_tokens_pip
 from torch import nn
 from torch.nn import functional as F
 
-from {{cookiecutter.project_slug}}.harness.checks import baseline, causal, probe, run_check
+from {{cookiecutter.project_slug}}.harness.checks import (
+    baseline,
+    causal,
+    probe,
+    run_check,
+)
 from {{cookiecutter.project_slug}}.harness.checks.model import sample_boundary
 
 

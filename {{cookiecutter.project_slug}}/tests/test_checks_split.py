@@ -8,7 +8,10 @@ from torch import nn
 
 from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import run_check
-from {{cookiecutter.project_slug}}.harness.checks.split import split_hygiene, split_parity
+from {{cookiecutter.project_slug}}.harness.checks.split import (
+    split_hygiene,
+    split_parity,
+)
 
 
 def moved(x, generator):

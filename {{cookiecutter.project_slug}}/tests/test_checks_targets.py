@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import run_check
-from {{cookiecutter.project_slug}}.harness.checks.targets import supervised_share, target_offset
+from {{cookiecutter.project_slug}}.harness.checks.targets import (
+    supervised_share,
+    target_offset,
+)
 
 
 def asking(**parts):
