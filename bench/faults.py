@@ -2,7 +2,7 @@
 
     python bench/faults.py                 both halves; writes docs/faults.md and bench/results/
     python bench/faults.py --half chosen   one half; what is known of the other one stays
-    python bench/faults.py --thin          every other fault by its name, all healthy pipelines
+    python bench/faults.py --thin 2        one fault in two by its name, all healthy pipelines
     python bench/faults.py --only NAME     one of them, told in full, nothing written
     python bench/faults.py --page          the documents again from the rows of the last run
 
@@ -63,7 +63,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="launches at a time")
     parser.add_argument("--only", action="append", help="a fault or pipeline; may be repeated")
     parser.add_argument("--tenth", action="store_true", help="the fixed tenth; nothing is written")
-    parser.add_argument("--thin", action="store_true", help="every other fault, by its name")
+    parser.add_argument("--thin", type=int, default=1, help="one fault in so many, by its name")
     parser.add_argument("--no-harm", action="store_true", help="gates alone; nothing is written")
     parser.add_argument(
         "--page", action="store_true", help="write the documents again, run nothing"
@@ -79,7 +79,7 @@ def select(
     only: list[str] | None,
     *,
     tenth: bool = False,
-    thin: bool = False,
+    thin: int = 1,
 ) -> list[Recipe]:
     """What to run. Raises SystemExit for a name that is not there."""
     found = [*collection.faults, *collection.healthy]
@@ -87,7 +87,7 @@ def select(
         raise SystemExit(f"There is no fault or pipeline {', '.join(sorted(absent))}.")
     found = [r for r in found if half in (None, r.half) and (not only or r.id in only)]
     found = [r for r in found if not tenth or recipes.in_tenth(r.id)]
-    return [r for r in found if not thin or r.kind == "healthy" or recipes.in_thinned(r.id)]
+    return [r for r in found if r.kind == "healthy" or recipes.in_thinned(r.id, thin)]
 
 
 # ---- running ------------------------------------------------------------------------------------

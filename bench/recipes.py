@@ -84,12 +84,12 @@ def half_of(name: str) -> str:
 
 def in_tenth(name: str) -> bool:
     """A fixed tenth of either half. The lowest bit decided the half, so the others decide this."""
-    return _number(name) // 2 % 10 == 0
+    return in_thinned(name, 10)
 
 
-def in_thinned(name: str) -> bool:
-    """A fixed half of either half, by the next bit."""
-    return _number(name) // 2 % 2 == 0
+def in_thinned(name: str, every: int) -> bool:
+    """A fixed part of either half, one name in `every`."""
+    return _number(name) // 2 % every == 0
 
 
 def _number(name: str) -> int:
