@@ -46,8 +46,11 @@ class Digits:
     def predict(self, outputs):
         return outputs.argmax(dim=1)
 
+    def correct(self, outputs, y):
+        return self.predict(outputs) == y
+
     def prior(self, y):
-        counts = np.bincount(y.cpu().numpy(), minlength=10) + 1.0
+        counts = np.bincount(y.cpu().numpy(), minlength=self.num_outputs) + 1.0
         return counts / counts.sum()
 
     def chance(self, prior):
@@ -57,7 +60,7 @@ class Digits:
         return float(-(prior * np.log(prior)).sum())
 
     def flat_loss(self, prior):
-        return math.log(10)
+        return math.log(self.num_outputs)
 
     def expected_loss(self, outputs, prior):
         z = outputs.double()
@@ -70,7 +73,7 @@ class Digits:
         return torch.as_tensor(np.log(prior), dtype=torch.float32).repeat(num_rows, 1)
 
     def ideal_outputs(self, y, scale=30.0):
-        return F.one_hot(y, 10).float() * scale
+        return F.one_hot(y, self.num_outputs).float() * scale
 
     def answer(self, prediction):
         return self.class_names[int(prediction)]

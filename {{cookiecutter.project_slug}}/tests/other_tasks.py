@@ -12,7 +12,7 @@ import textwrap
 
 import numpy as np
 import torch
-from checks_case import make_pipeline
+from checks_case import Digits, make_pipeline
 from sklearn.datasets import load_diabetes
 from torch import nn
 from torch.nn import functional as F
@@ -22,59 +22,20 @@ from {{cookiecutter.project_slug}}.harness import loop
 # ---- tasks --------------------------------------------------------------------------------------
 
 
-class Imbalanced:
+class Imbalanced(Digits):
     """Two exclusive classes, the second one rare."""
 
-    targets = "exclusive"
     num_outputs = 2
     class_names = ("usual", "rare")
-    metric_name, metric_direction, metric_bounds = "balanced_accuracy", "max", (0.0, 1.0)
+    metric_name = "balanced_accuracy"
     sklearn_metric = "balanced_accuracy_score"
-
-    def loss(self, outputs, y):
-        return F.cross_entropy(outputs, y)
-
-    def loss_per_row(self, outputs, y):
-        return F.cross_entropy(outputs, y, reduction="none")
 
     def metric(self, outputs, y):
         right = self.correct(outputs, y)
         return float(np.mean([right[y == c].double().mean().item() for c in y.unique()]))
 
-    def predict(self, outputs):
-        return outputs.argmax(dim=1)
-
-    def correct(self, outputs, y):
-        return self.predict(outputs) == y
-
-    def prior(self, y):
-        counts = np.bincount(y.cpu().numpy(), minlength=self.num_outputs) + 1.0
-        return counts / counts.sum()
-
     def chance(self, prior):
         return 1 / self.num_outputs
-
-    def prior_loss(self, prior):
-        return float(-(prior * np.log(prior)).sum())
-
-    def flat_loss(self, prior):
-        return math.log(self.num_outputs)
-
-    def expected_loss(self, outputs, prior):
-        z = outputs.double()
-        return (torch.logsumexp(z, dim=1) - z @ torch.as_tensor(prior)).mean().item()
-
-    def optimum_loss(self):
-        return 0.0
-
-    def constant_outputs(self, prior, num_rows):
-        return torch.as_tensor(np.log(prior), dtype=torch.float32).repeat(num_rows, 1)
-
-    def ideal_outputs(self, y, scale=30.0):
-        return F.one_hot(y, self.num_outputs).float() * scale
-
-    def answer(self, prediction):
-        return self.class_names[int(prediction)]
 
 
 class MultiLabel:

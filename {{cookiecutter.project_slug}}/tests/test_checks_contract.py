@@ -437,6 +437,21 @@ def test_rare_labels_do_not_change_the_contract():
     assert judged(pipeline).verdict == "open"
 
 
+def test_a_relu_that_cuts_every_output_to_zero_is_named():
+    """The bias starts at the log of the shares, so no logit is above zero and none ever will be."""
+
+    def net():
+        made = Net(lambda self, x: self.plain(x).relu())
+        nn.init.zeros_(made.head.weight)
+        nn.init.constant_(made.head.bias, -2.3)
+        return made
+
+    found = run_check(loss_contract, make_pipeline(net))
+    assert found.verdict == "shut"
+    assert "all 0, although its last bias is negative" in found.because
+    assert any("ReLU" in cause for cause in found.suspect)
+
+
 def test_a_last_layer_of_zeros_says_nothing_about_squashing():
     def net():
         model = Mlp(10, 1)

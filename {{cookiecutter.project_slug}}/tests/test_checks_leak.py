@@ -119,6 +119,16 @@ def test_a_label_written_into_a_pixel_shuts_and_is_placed(change):
     assert "value (0, " in found.because
 
 
+def test_a_mark_whose_place_and_value_tell_the_class_shuts():
+    """Two classes share a place: each is told by its own value there, not by a straight line."""
+    given = rows()
+    x, y = given["x"].clone(), given["y"]
+    x[torch.arange(len(y)), 0, y % 8, 0] = 2.0 + (y // 8)
+    found = run_check(feature_leak, with_rows(x, y, Digits()))
+    assert found.verdict == "shut"
+    assert "10 of 10 labels have a column" in found.because
+
+
 def test_labels_written_into_a_row_of_pixels_shut():
     def corner(x, y):
         x[:, 0, 0] = 0

@@ -375,6 +375,43 @@ def test_records_that_reading_changes_are_put_back():
     assert np.array_equal(store.images, IMAGES[:900])
 
 
+def others(x):
+    return x.roll(1, 0)
+
+
+def transposed(x):
+    return x.reshape(64, len(x)).T.reshape(x.shape)
+
+
+def a_tenth_of_others(x):
+    return torch.cat([x[:90].roll(1, 0), x[90:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (others, "resemble what preprocessing makes of their record"),
+        (transposed, "resemble what preprocessing makes of their record"),
+        (a_tenth_of_others, "are not what preprocessing makes of their record, others are"),
+    ],
+)
+def test_rows_that_are_not_made_of_their_record_shut(change, words):
+    given = rows()
+    train = {**given, "x": change(given["x"])}
+    order = torch.arange(900) if change is not a_tenth_of_others else torch.arange(0, 900, 5)
+    train = {name: value[order] for name, value in train.items()}
+    found = run_check(record_store, make_pipeline(train=train, raw=lambda row: IMAGES[row]))
+    assert found.verdict == "shut", found
+    assert words in found.because
+
+
+@pytest.mark.parametrize("change", [lambda x: 0.5 * x, torch.zeros_like])
+def test_a_scale_is_no_other_record_and_blank_rows_are_left_to_last_seam(change):
+    train, validation = ({**part, "x": change(part["x"])} for part in (rows(), rows(900, 1300)))
+    pipeline = make_pipeline(train=train, validation=validation, raw=lambda row: IMAGES[row])
+    assert run_check(record_store, pipeline).verdict == "open"
+
+
 def test_random_preparing_is_left_to_split_parity():
     def prepare(split):
         return {**rows(0, 32), "x": rows(0, 32)["x"] + 0.01 * torch.rand(32, 1, 8, 8)}

@@ -196,6 +196,14 @@ def test_blank_records_are_conflicts_and_named():
     assert "empty records" in found.suspect[0]
 
 
+def test_rows_that_are_no_numbers_cannot_be_compared():
+    x = rows()["x"].clone()
+    x[3, 0, 2, 2] = torch.nan
+    found = run_check(split_hygiene, make_pipeline(train={**rows(), "x": x}))
+    assert found.verdict == "inconclusive"
+    assert found.because.startswith("1 rows hold values that are not finite")
+
+
 def test_what_is_not_given_is_not_judged_and_said():
     found = run_check(split_hygiene, make_pipeline(time=float))
     assert "time apart" in found.because

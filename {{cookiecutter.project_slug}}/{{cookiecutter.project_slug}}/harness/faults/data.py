@@ -12,6 +12,7 @@ import torch
 from ..checks import Pipeline, probe
 from .plant import (
     NotPlantable,
+    each,
     measured,
     needs,
     needs_measurements,
@@ -102,12 +103,8 @@ def most_targets_ignored(pipeline: Pipeline) -> Pipeline:
 def inputs_blanked(pipeline: Pipeline) -> Pipeline:
     return _both(
         pipeline,
-        lambda rows: {**rows, "x": _each(rows["x"], torch.zeros_like)},
+        lambda rows: {**rows, "x": each(rows["x"], torch.zeros_like)},
     )
-
-
-def _each(x: Any, change: Any) -> Any:
-    return probe.like(x, {name: change(value) for name, value in probe.tensors(x).items()})
 
 
 def one_label_leaked(pipeline: Pipeline) -> Pipeline:

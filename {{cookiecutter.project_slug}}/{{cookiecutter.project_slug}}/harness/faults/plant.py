@@ -102,17 +102,13 @@ def with_steps(pipeline: Pipeline, wrap: Callable[[Callable], Callable]) -> Pipe
     return replace(pipeline, **parts)
 
 
-def before_update(
-    pipeline: Pipeline, change: Callable[[nn.Module, torch.optim.Optimizer], Any]
-) -> Pipeline:
-    """`change(model, optimizer)` runs between backward and the optimizer's step."""
+def with_hook(pipeline: Pipeline, register: Callable[..., Any]) -> Pipeline:
+    """`register(model, optimizer, batch)` sets a hook for the time of one step, and returns its
+    handle."""
 
     def wrap(step: Callable) -> Callable:
         def faulty(model, optimizer, batch, *parts):
-            def hook(*_: Any) -> None:
-                change(model, optimizer)
-
-            handle = optimizer.register_step_pre_hook(hook)
+            handle = register(model, optimizer, batch)
             try:
                 return step(model, optimizer, batch, *parts)
             finally:
@@ -121,6 +117,18 @@ def before_update(
         return faulty
 
     return with_steps(pipeline, wrap)
+
+
+def before_update(
+    pipeline: Pipeline, change: Callable[[nn.Module, torch.optim.Optimizer], Any]
+) -> Pipeline:
+    """`change(model, optimizer)` runs between backward and the optimizer's step."""
+    return with_hook(
+        pipeline,
+        lambda model, optimizer, batch: optimizer.register_step_pre_hook(
+            lambda *_: change(model, optimizer)
+        ),
+    )
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
