@@ -156,7 +156,7 @@ def test_softmax_in_one_network_alone_is_found_and_the_network_named(faulty):
     said = contract["because"].split("TinyConvNet: ")
     assert said[0].startswith("Linear: ")
     assert "sum to one" in said[0]
-    assert "raw logits" in said[1]
+    assert "outputs are as the loss wants them" in said[1]
 
 
 def test_softmax_in_the_configured_network_shuts_overfit(faulty):
@@ -188,8 +188,9 @@ def test_a_fault_shuts_the_check_that_is_made_for_it(faulty, fault, check):
 def test_a_learning_rate_far_too_high_shuts_the_gate_without_a_traceback(faulty):
     project, done = faulty["diverged"]
     succeed(done, SHUT)
-    assert {"train_loss", "finite_loss"} & set(walking.shut(gate(project, "overfit")))
-    assert "learning rate" in done.stdout
+    assert "update_ratio" in walking.shut(gate(project, "overfit"))
+    assert "Repair update_ratio first (the learning rate is far too high)" in done.stdout
+    assert "Nothing was trained: the preflight did not pass." in done.stdout
 
 
 def test_a_loss_that_is_no_number_is_a_finding_and_no_crash(faulty):

@@ -94,6 +94,19 @@ class Normalised:
         return (x[0].cpu().numpy() * STD + MEAN).astype(np.float32)
 
 
+def moved(x, generator):
+    """An augmentation: one step aside, and a little noise."""
+    return x.roll(1, 3) + 0.05 * torch.randn(x.shape, generator=generator)
+
+
+class Sorted(loop.Loader):
+    """Inputs sorted by brightness, labels and ids not."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {**batch, "x": batch["x"][batch["x"].flatten(1).sum(1).argsort()]}
+
+
 class Net(nn.Module):
     """Two layers; `change(self, x)` stands in for the forward pass, `norm` after the first."""
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from checks_case import Net, make_pipeline, rows
+from checks_case import Digits, make_pipeline, rows
 from other_tasks import (
     Causal,
     Gru,
@@ -28,7 +28,8 @@ from {{cookiecutter.project_slug}}.harness.checks.baseline import (
     input_independent_baseline,
 )
 from {{cookiecutter.project_slug}}.harness.checks.confusion import confusion
-from {{cookiecutter.project_slug}}.harness.checks.overfit import overfit_one_batch
+from {{cookiecutter.project_slug}}.harness.checks.memorise import Trial
+from {{cookiecutter.project_slug}}.harness.checks.overfit import fingerprint, overfit_one_batch
 
 
 class TwoParts(nn.Module):
@@ -101,6 +102,29 @@ def test_targets_of_other_rows_shut(pipeline):
     found = run_check(input_independent_baseline, pipeline)
     assert found.verdict == "shut"
     assert found.value < found.limit
+
+
+def test_an_update_that_goes_uphill_shuts():
+    def uphill(model):
+        return torch.optim.SGD(model.parameters(), lr=0.05, maximize=True)
+
+    found = run_check(input_independent_baseline, make_pipeline(optimizer=uphill))
+    assert found.verdict == "shut"
+    assert found.value is None or found.value > found.limit
+    assert "goes uphill" in found.suspect[0]
+
+
+def test_labels_of_which_most_are_redrawn_are_a_weak_signal():
+    def redrawn(start, stop):
+        given, generator = rows(start, stop), torch.Generator().manual_seed(0)
+        other = torch.randint(0, 10, given["y"].shape, generator=generator)
+        lost = torch.rand(len(other), generator=generator) < 0.6
+        return {**given, "y": torch.where(lost, other, given["y"])}
+
+    pipeline = make_pipeline(train=redrawn(0, 900), validation=redrawn(900, 1300))
+    found = run_check(input_independent_baseline, pipeline)
+    assert found.verdict == "warn"
+    assert "weak signal" in found.because
 
 
 def test_targets_that_their_position_tells_are_no_leak():
@@ -192,7 +216,7 @@ def early(self, x):
         (make_real_pipeline(without_an_axis, task=Broadcast(), loss=squared), "broadcast"),
         (make_real_pipeline(dead), "nothing moves"),
         (make_real_pipeline(lambda: Mlp(10, 1, lambda s, x: s.plain(0 * x))), "constant output"),
-        (make_tokens_pipeline(lambda: Causal(change=lambda s, x: s.plain(0 * x))), ""),
+        (make_tokens_pipeline(lambda: Causal(change=lambda s, x: s.plain(0 * x))), "neutral step"),
     ],
 )
 def test_what_cannot_be_learned_by_heart_shuts_and_names_the_stall(pipeline, cause):
@@ -266,9 +290,16 @@ def test_nothing_outlasts_it_and_it_says_the_same_again(check, make):
     assert (again.verdict, again.because) == (first.verdict, first.because)
 
 
-def test_the_values_of_stalls_are_what_they_are_said_to_be():
-    z = torch.zeros(4, 5).sigmoid()
-    on = F.binary_cross_entropy_with_logits(torch.ones(4, 5), torch.ones(4, 5)).item()
-    off = F.binary_cross_entropy_with_logits(0 * z, 0 * z).item()
-    assert (on, off) == pytest.approx((math.log(1 + math.exp(-1)), math.log(2)))
-    assert Net()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        (math.log(math.e + 9) - 1, "softmax or sigmoid before the loss"),
+        (math.log(1 + 9 * math.exp(-2)), "tanh before the loss"),
+        (math.log(10), "no gradient reaches the weights"),
+        (math.log(4), "only the last bias learns"),
+    ],
+)
+def test_the_value_of_a_stall_names_its_cause(value, cause):
+    outputs = torch.eye(10)[:8]
+    trial = Trial(0, 1e-3, 9.0, [value], value, 0.25, False, outputs, torch.arange(8) // 2)
+    assert any(cause in text for text in fingerprint(Digits(), trial))

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import run_check
 from {{cookiecutter.project_slug}}.harness.checks.loader import loader, record_store
+from {{cookiecutter.project_slug}}.harness.checks.seam import last_seam
+from {{cookiecutter.project_slug}}.harness.checks.targets import target_offset
 
 # ---- augmentations ------------------------------------------------------------------------------
 
@@ -69,6 +71,65 @@ class Replacing(loop.Loader):
 class Favoured(Replacing):
     def _order(self):
         return super()._order() // 8
+
+
+class Partial(Weighted):
+    """Class 3 has no weight."""
+
+    def _order(self):
+        kept = (self.rows["y"] != 3).nonzero().flatten()
+        return kept[torch.randint(len(kept), (self.num_rows,), generator=self._generator("cpu"))]
+
+
+class Infinite(loop.Loader):
+    sampler = "infinite"
+
+    def __iter__(self):
+        while True:
+            yield from super().__iter__()
+
+
+class Ended(loop.Loader):
+    """An iterator: after its first pass it is at its end."""
+
+    def __iter__(self):
+        return iter(()) if self.epoch else super().__iter__()
+
+
+class Renumbered(loop.Loader):
+    def __iter__(self):
+        return ({**b, "id": b["id"] + 5000} for b in super().__iter__())
+
+
+class Stateful(loop.Loader):
+    """Draws its order and its augmentation from generators that it holds."""
+
+    def __init__(self, *args, augment=None, **more):
+        self.state = torch.Generator().manual_seed(3)
+        super().__init__(*args, augment=augment and Jitter(), **more)
+
+    def _order(self):
+        return torch.randperm(self.num_rows, generator=self.state)
+
+
+class Jitter:
+    def __init__(self):
+        self.state = torch.Generator().manual_seed(4)
+
+    def __call__(self, x, generator):
+        return x + 0.1 * torch.randn(x.shape, generator=self.state)
+
+
+class Anew:
+    """Validation that draws other rows each time, and keeps none."""
+
+    def __init__(self, given):
+        self.given, self.passes = given, 0
+
+    def __iter__(self):
+        self.passes += 1
+        start = 100 * self.passes
+        yield {name: value[start : start + 100] for name, value in self.given.items()}
 
 
 class Undeclared(loop.Loader):
@@ -207,6 +268,8 @@ def plain_loader(shuffle=True):
         {"train": unbalanced(), "loader": Weighted, "augment": noisy},
         {"loader": Replacing},
         {"loader": DropLast},
+        {"loader": Infinite},
+        {"loader": Stateful, "augment": noisy},
         {"batch_size": 1000},
         {"batch_size": 1000, "loader": Frozen},
         {"loader": lambda given, *a, **k: plain_loader()},
@@ -245,6 +308,9 @@ def test_a_loader_that_does_what_it_declares_opens(parts):
         ({"augment": lambda x, generator: x}, "discarded", "those stored"),
         ({"augment": lambda x, g: x / (noisy(x, g) > -0.5)}, "scale of zero", "not finite"),
         ({"loader": InPlace}, "writes into", "in epoch 2"),
+        ({"loader": Partial}, "never reaches a class", "class 3"),
+        ({"loader": Ended}, "ends after its first epoch", "no row"),
+        ({"loader": Renumbered}, "change their ids", "no listed row"),
     ],
 )
 def test_a_loader_that_does_not_shuts_and_is_named(fault, cause, number):
@@ -260,6 +326,7 @@ def test_a_loader_that_does_not_shuts_and_is_named(fault, cause, number):
         (lambda v: DropLast(v, 256), "drop_last in evaluation"),
         (lambda v: loop.Loader(v, 256, augment=noisy), "validation is augmented"),
         (lambda v: Undeclared(v, 256), "sampled like training"),
+        (Anew, "sampled anew"),
     ],
 )
 def test_a_validation_pass_that_is_not_the_listed_rows_shuts(change, cause):
@@ -375,43 +442,6 @@ def test_records_that_reading_changes_are_put_back():
     assert np.array_equal(store.images, IMAGES[:900])
 
 
-def others(x):
-    return x.roll(1, 0)
-
-
-def transposed(x):
-    return x.reshape(64, len(x)).T.reshape(x.shape)
-
-
-def a_tenth_of_others(x):
-    return torch.cat([x[:90].roll(1, 0), x[90:]])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (others, "resemble what preprocessing makes of their record"),
-        (transposed, "resemble what preprocessing makes of their record"),
-        (a_tenth_of_others, "are not what preprocessing makes of their record, others are"),
-    ],
-)
-def test_rows_that_are_not_made_of_their_record_shut(change, words):
-    given = rows()
-    train = {**given, "x": change(given["x"])}
-    order = torch.arange(900) if change is not a_tenth_of_others else torch.arange(0, 900, 5)
-    train = {name: value[order] for name, value in train.items()}
-    found = run_check(record_store, make_pipeline(train=train, raw=lambda row: IMAGES[row]))
-    assert found.verdict == "shut", found
-    assert words in found.because
-
-
-@pytest.mark.parametrize("change", [lambda x: 0.5 * x, torch.zeros_like])
-def test_a_scale_is_no_other_record_and_blank_rows_are_left_to_last_seam(change):
-    train, validation = ({**part, "x": change(part["x"])} for part in (rows(), rows(900, 1300)))
-    pipeline = make_pipeline(train=train, validation=validation, raw=lambda row: IMAGES[row])
-    assert run_check(record_store, pipeline).verdict == "open"
-
-
 def test_random_preparing_is_left_to_split_parity():
     def prepare(split):
         return {**rows(0, 32), "x": rows(0, 32)["x"] + 0.01 * torch.rand(32, 1, 8, 8)}
@@ -425,17 +455,24 @@ def test_without_rows_and_records_there_is_nothing_to_compare():
     assert run_check(record_store, pipeline).verdict == "not_applicable"
 
 
-@pytest.mark.parametrize("check", [loader, record_store])
-@pytest.mark.parametrize("kind", [loop.Loader, InPlace, Weighted])
+def states(pipeline):
+    """Of every generator: the global one, and those of the loader and its augmentation."""
+    parts = vars(pipeline.train), getattr(pipeline.train.augment, "__dict__", {})
+    held = [value for part in parts for value in part.values()]
+    found = [value.get_state() for value in held if isinstance(value, torch.Generator)]
+    return torch.stack([torch.get_rng_state(), *found])
+
+
+@pytest.mark.parametrize("check", [loader, record_store, last_seam, target_offset])
+@pytest.mark.parametrize("kind", [loop.Loader, InPlace, Weighted, Stateful])
 def test_nothing_a_check_of_loaders_does_outlasts_it(check, kind):
     train = {name: value.clone() for name, value in rows().items()}
     pipeline = make_pipeline(train=train, loader=kind, augment=noisy)
-    pipeline.train.state = torch.Generator().manual_seed(3)
-    before = torch.get_rng_state(), pipeline.train.epoch, pipeline.train.state.get_state()
+    before, epoch = states(pipeline), pipeline.train.epoch
+    assert len(before) == (3 if kind is Stateful else 1)
     run_check(check, pipeline)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert pipeline.train.epoch == before[1]
-    assert torch.equal(pipeline.train.state.get_state(), before[2])
+    assert torch.equal(states(pipeline), before)
+    assert pipeline.train.epoch == epoch
     assert pipeline.train.rows["x"] is train["x"]
     assert all(torch.equal(train[name], rows()[name]) for name in train)
 
@@ -448,6 +485,13 @@ def test_row_numbers_that_wrapped_shut():
     found = run_check(loader, make_pipeline(train=wrapped))
     assert found.verdict == "shut"
     assert "644 training rows have the number of another record" in found.because
+
+
+def test_values_that_are_no_numbers_do_not_part_a_row_from_its_record():
+    x = rows()["x"].clone()
+    x[::50, 0, 2, 2] = torch.nan
+    found = run_check(loader, make_pipeline(train={**rows(), "x": x}))
+    assert found.verdict == "open", found
 
 
 def test_rows_that_occur_twice_are_counted_twice():
@@ -469,8 +513,11 @@ def image(row):
     return IMAGES[row]
 
 
-@pytest.mark.parametrize("change", [lambda x: x, lambda x: 2 * x.clamp(-1, 1), torch.sigmoid])
-def test_rows_made_of_their_records_open(change):
+CHANGES = [lambda x: x, lambda x: 2 * x.clamp(-1, 1), torch.sigmoid, torch.zeros_like]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_made_of_their_records_open_and_blank_ones_are_left_to_last_seam(change):
     changed = make_pipeline(train={**rows(), "x": change(rows()["x"])}, raw=image)
     assert run_check(record_store, changed).verdict == "open"
 

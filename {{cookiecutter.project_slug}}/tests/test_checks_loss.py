@@ -99,6 +99,23 @@ def test_the_value_of_a_wrong_first_loss_names_its_cause(loss, cause):
     assert any(cause in text for text in found.suspect[:2])
 
 
+def test_a_loss_that_starts_below_what_its_task_knows_shuts():
+    class Halved(Digits):
+        def loss(self, outputs, y):
+            return super().loss(outputs, y) / 2
+
+        def loss_per_row(self, outputs, y):
+            return super().loss_per_row(outputs, y) / 2
+
+        def expected_loss(self, outputs, prior):
+            return super().expected_loss(outputs, prior) / 2
+
+    found = run_check(loss_at_init, make_pipeline(task=Halved()))
+    assert found.verdict == "shut"
+    assert found.value < found.limit[0]
+    assert "flat_loss" in found.suspect[0]
+
+
 def test_inputs_that_are_not_normalised_start_hot_and_only_warn():
     found = run_check(loss_at_init, make_pipeline(net=lambda: Net(lambda s, x: s.plain(x * 20))))
     assert found.verdict == "warn"

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from other_tasks import (
 from sklearn import metrics
 from torch import nn
 
+from {{cookiecutter.project_slug}}.harness import loop
 from {{cookiecutter.project_slug}}.harness.checks import confusion as map_gate
 from {{cookiecutter.project_slug}}.harness.checks import metric as gate
 from {{cookiecutter.project_slug}}.harness.checks import run_check
@@ -102,11 +104,14 @@ def test_the_same_evaluation_without_a_fault_opens():
     )
 
 
-def test_a_constant_answer_is_right_as_often_as_the_largest_class():
-    task = Digits()
-    y = torch.tensor([0, 1, 1])
-    prior = task.prior(y)
-    assert task.metric(task.constant_outputs(prior, 3), y) == pytest.approx(2 / 3)
+def test_an_evaluation_with_another_loss_shuts():
+    def evaluate(model, loader):
+        found = loop.evaluate(model, loader, Digits())
+        return replace(found, loss=1.1 * found.loss)
+
+    found = run_check(gate.human_metric, make_pipeline(evaluate=evaluate))
+    assert found.verdict == "shut"
+    assert any("another loss" in text for text in found.suspect)
 
 
 class Weighted(Digits):

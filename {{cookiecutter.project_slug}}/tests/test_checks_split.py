@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from checks_case import Net, broken_evaluate, broken_step, make_pipeline, rows
+from checks_case import Net, Sorted, broken_evaluate, broken_step, make_pipeline, moved, rows
 from other_tasks import make_multilabel_pipeline, make_real_pipeline, make_tokens_pipeline
 from torch import nn
 
@@ -12,18 +12,6 @@ from {{cookiecutter.project_slug}}.harness.checks.split import (
     split_hygiene,
     split_parity,
 )
-
-
-def moved(x, generator):
-    return x.roll(1, 3) + 0.05 * torch.randn(x.shape, generator=generator)
-
-
-class Sorted(loop.Loader):
-    """Inputs sorted by brightness, labels and ids not."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield {**batch, "x": batch["x"][batch["x"].flatten(1).sum(1).argsort()]}
 
 
 def changed(**parts):

@@ -51,15 +51,9 @@ def moved(by):
 # ---- which target -------------------------------------------------------------------------------
 
 
-class Inside(Tokens):
-    """Data holds the inputs themselves, the loss looks one position ahead: together that is one."""
-
-    def loss(self, outputs, y):
-        return super().loss(outputs[:, :-1], y[:, 1:])
-
-
-class Again(Tokens):
-    """The data is shifted, and the loss once more."""
+class OneAhead(Tokens):
+    """The loss looks one position ahead: right where the data holds the inputs themselves, once too
+    often where it is shifted already."""
 
     def loss(self, outputs, y):
         return super().loss(outputs[:, :-1], y[:, 1:])
@@ -72,13 +66,22 @@ def noisy_inputs(share=0.2):
     return {**given, "x": torch.where(lost, 2, given["x"])}
 
 
+def copied_with_noise(share=0.3):
+    """Runs of three ids, so that a copy also agrees with the next position half of the time."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(3, 30, (256, 11), generator=generator).repeat_interleave(3, 1)[:, :32]
+    noise = torch.randint(3, 30, x.shape, generator=generator)
+    y = torch.where(torch.rand(x.shape, generator=generator) < share, noise, x)
+    return {**token_rows(), "x": x, "y": y}
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         {},
         {"net": Gru, "precision": "bf16"},
         {"accumulate": 4},
-        {"train": moved(0), "task": Inside()},
+        {"train": moved(0), "task": OneAhead()},
         {"train": noisy_inputs()},
         {"task": asking(pad_id=None, end_id=None)},
     ],
@@ -93,7 +96,8 @@ def test_targets_one_position_ahead_open(parts):
     [
         ({"train": moved(0)}, "not shifted"),
         ({"train": moved(2)}, "shifted twice"),
-        ({"task": Again()}, "shifted twice"),
+        ({"task": OneAhead()}, "shifted twice"),
+        ({"train": copied_with_noise()}, "the target is the input itself"),
         ({"train": moved(-1)}, "backwards"),
         ({"train": moved(3)}, "3 positions"),
     ],
@@ -243,3 +247,19 @@ def test_nothing_outlasts_it_and_it_says_the_same_again(check):
     torch.manual_seed(99)
     assert run_check(check, pipeline) == first
     assert first.because.endswith(".") and "\n" not in first.because
+
+
+def test_a_loader_without_an_end_is_read_as_far_as_it_has_rows():
+    class Infinite(loop.Loader):
+        sampler = "infinite"
+
+        def __iter__(self):
+            while True:
+                yield from super().__iter__()
+
+    y = token_rows()["y"].clone()
+    y[:8] = -100
+    train = {**token_rows(), "y": y}
+    found = run_check(supervised_share, make_tokens_pipeline(train=train, loader=Infinite))
+    assert found.verdict == "warn"
+    assert "3.1% of the rows have no target" in found.because

@@ -142,13 +142,15 @@ def merge(name: str, found: dict[str, Check]) -> Check:
 
 @contextlib.contextmanager
 def undisturbed(pipeline: Pipeline, seed: int = 0) -> Iterator[None]:
-    """Every random generator starts from `seed` inside and is put back afterwards."""
+    """Every random generator starts from `seed` inside and is put back afterwards; those that the
+    loaders hold go on from where they are, and are put back too."""
     import numpy as np
     import torch
 
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     mps_state = torch.mps.get_rng_state() if pipeline.device.type == "mps" else None
+    held = [(generator, generator.get_state()) for generator in _generators(pipeline)]
     try:
         with torch.random.fork_rng(devices=cuda):
             random.seed(seed)
@@ -160,6 +162,19 @@ def undisturbed(pipeline: Pipeline, seed: int = 0) -> Iterator[None]:
         np.random.set_state(numpy_state)  # noqa: NPY002
         if mps_state is not None:
             torch.mps.set_rng_state(mps_state)
+        for generator, state in held:
+            generator.set_state(state)
+
+
+def _generators(pipeline: Pipeline) -> Iterator[torch.Generator]:
+    """Those kept by a loader, its sampler or its augmentation."""
+    import torch
+
+    for side in (pipeline.train, pipeline.validation):
+        parts = (side, *(getattr(side, name, None) for name in ("sampler", "augment")))
+        for part in parts:
+            values = getattr(part, "__dict__", {}).values()
+            yield from (value for value in values if isinstance(value, torch.Generator))
 
 
 def run_check(check: Callable[..., Check], pipeline: Pipeline, **limits: Any) -> Check:

@@ -11,25 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import layout
+
 FAR = 30.0  # logits apart at which a softmax is certain
 KINDS = ("exclusive", "multilabel", "real", "tokens")
-
-
-def supervised(task: Any, y: torch.Tensor) -> torch.Tensor:
-    """Bool, as y: the targets that count."""
-    ignored = getattr(task, "ignore_index", None)
-    return torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
-
-
-def shares(task: Any, y: torch.Tensor) -> np.ndarray:
-    """What `task.prior` says of labels, of exactly these rows and without smoothing."""
-    if task.targets == "real":
-        return task.prior(y)
-    if task.targets == "multilabel":
-        return y.double().mean(dim=0).cpu().numpy()
-    known = y[supervised(task, y)].cpu()
-    counts = torch.bincount(known, minlength=len(task.prior(y))).double()
-    return (counts / counts.sum()).numpy()
 
 
 def constant(task: Any, prior: np.ndarray, y: torch.Tensor) -> torch.Tensor:
@@ -60,7 +45,7 @@ def corrupted(task: Any, y: torch.Tensor, share: float) -> torch.Tensor:
     elif task.targets == "real":
         outputs[:wrong] = right(task, 2 * y.float().mean(dim=0) - given)
     elif task.targets == "tokens":
-        counted = supervised(task, given)
+        counted = layout.supervised(task, given)
         outputs[:wrong] = right(task, torch.where(counted, (given + 1) % outputs.shape[-1], given))
     else:
         outputs[:wrong] = right(task, (given + 1) % outputs.shape[-1])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from . import Pipeline, layout, probe
+from ..loop import take
+from . import Pipeline, answers, layout, probe
+from .answers import FAR
 
-SCALE = 30.0  # logits at which a softmax is certain
 MAX_VALUES = 4_000_000  # outputs asked about at once
 
 
@@ -50,14 +51,13 @@ def asker(pipeline: Pipeline) -> Ask:
     """
     model = pipeline.make_model(0)
     optimizer = pipeline.make_optimizer(model)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
+    probe.set_rate(optimizer, 0.0)
     rows = _fullest(pipeline, 64)
 
     def ask(outputs: torch.Tensor, y: torch.Tensor, length: int | None = None) -> Answer:
         given = outputs.to(pipeline.device, torch.float32).clone().requires_grad_()
         index = torch.arange(len(y), device=pipeline.device) % len(rows["y"])
-        batch = {**probe.take_rows(rows, index), "y": y}
+        batch = {**take(rows, index), "y": y}
         if length is not None:
             cut = {name: x[:, :length] for name, x in probe.tensors(batch["x"]).items()}
             batch["x"] = probe.like(batch["x"], cut)
@@ -88,14 +88,14 @@ def _fullest(pipeline: Pipeline, num_rows: int) -> dict:
     if pipeline.task.targets not in layout.CLASSES or rows["y"].ndim == 1:
         return probe.few_rows(pipeline.train, num_rows)
     counts = layout.supervised(pipeline.task, rows["y"]).flatten(1).sum(dim=1)
-    return probe.take_rows(rows, counts.argsort(descending=True, stable=True)[:num_rows])
+    return take(rows, counts.argsort(descending=True, stable=True)[:num_rows])
 
 
 def in_place(task: Any, known: Known) -> bool:
     """Whether an output stands where its target does (a loss may shift them against each other)."""
     if task.targets not in layout.CLASSES:
         return True
-    ideal = layout.flat_outputs(task, task.ideal_outputs(known.y, SCALE).to(known.y.device))
+    ideal = layout.flat_outputs(task, answers.right(task, known.y, FAR))
     return bool((ideal.argmax(dim=1) == known.y.flatten()).double().mean() > 0.999)
 
 
@@ -114,7 +114,7 @@ class Given:
         return self.ask(outputs, y, **cut).loss - self.penalty
 
     def ideal(self) -> torch.Tensor:
-        return self.task.ideal_outputs(self.known.y, SCALE).to(self.known.y.device)
+        return answers.right(self.task, self.known.y, FAR)
 
     def scale(self) -> float:
         """From the optimum to no opinion: the unit in which losses are compared."""
@@ -135,7 +135,7 @@ def given_of(pipeline: Pipeline) -> Given:
     task, ask, asked = pipeline.task, asker(pipeline), known(pipeline)
     flat = task.flat_loss(asked.prior) if hasattr(task, "flat_loss") else None
     given = Given(task, ask, asked, task.optimum_loss(), flat)
-    return Given(task, ask, asked, given.best, flat, _penalty(given))
+    return replace(given, penalty=_penalty(given))
 
 
 def _penalty(given: Given) -> float:
@@ -154,18 +154,11 @@ def _penalty(given: Given) -> float:
     return sum(gaps) / len(gaps) if same and min(gaps) > 0 else 0.0
 
 
-def exact_prior(task: Any, y: torch.Tensor) -> np.ndarray:
-    """Of exactly these targets: the task's own would smooth shares."""
-    if task.targets == "multilabel":
-        return y.double().mean(dim=0).cpu().numpy()
-    return layout.shares(task, y)
-
-
 def declared_loss(task: Any, outputs: torch.Tensor, y: torch.Tensor) -> float:
     """The task's formula where every output meets every target."""
     if task.targets == "real":
         return layout.expected_loss(task, outputs.cpu(), y.cpu())
-    return task.expected_loss(outputs.cpu(), exact_prior(task, y))
+    return task.expected_loss(outputs.cpu(), layout.exact_prior(task, y))
 
 
 # ---- what to ask, by kind of target -------------------------------------------------------------
@@ -204,7 +197,7 @@ def _classes(task: Any, y: torch.Tensor) -> Known:
         labels=labels,
         nothing=put(torch.zeros_like(right)),
         mixed=(put(mixed), shaped_y),
-        wrong=lambda scale: put(F.one_hot(following, n).float() * SCALE * scale),
+        wrong=lambda scale: put(F.one_hot(following, n).float() * FAR * scale),
         easy=put(right * 2),
         hard=put(-right),
         positions=positions,
@@ -235,7 +228,7 @@ def _multilabel(task: Any, device: torch.device) -> Known:
         labels=list(range(n)),
         nothing=torch.zeros_like(y),
         mixed=(outputs, y),
-        wrong=lambda scale: -sign * SCALE * scale,
+        wrong=lambda scale: -sign * FAR * scale,
         easy=sign * 2,
         hard=-sign,
     )

@@ -28,8 +28,8 @@ def augmentation_frozen(side: Any, epochs: list[Epoch]) -> Iterator[Finding]:
         because = f"augmentation makes {broken} values that are not finite"
         yield Finding(float(broken), 0.0, because, ("a scale of zero", "a logarithm of zero"))
         return
-    stored = _stored(side, epochs[0])
-    if stored is not None and _changed(stored, epochs[0].x) < 0.01:
+    stored = probe.stored_at(side, epochs[0].ids)
+    if stored is not None and _changed(stored["x"], epochs[0].x) < 0.01:
         because = "the loader augments and its rows are those stored"
         yield Finding(0.0, None, because, ("the result of the augmentation is discarded",))
         return
@@ -40,24 +40,13 @@ def augmentation_frozen(side: Any, epochs: list[Epoch]) -> Iterator[Finding]:
             yield Finding(float(same), 0.0, because, CAUSES)
 
 
-def _stored(side: Any, one: Epoch) -> dict[str, torch.Tensor] | None:
-    rows = getattr(side, "rows", None)
-    if rows is None or len(rows["id"].unique()) < len(rows["id"]):
-        return None
-    ids, where = rows["id"].cpu().sort()
-    place = where[torch.searchsorted(ids, one.ids).clamp_max(len(ids) - 1)]
-    return {name: value.cpu()[place] for name, value in probe.tensors(rows["x"]).items()}
-
-
-def _changed(stored: dict, given: dict) -> float:
+def _changed(stored: Any, given: dict) -> float:
     """The share of rows that differ in any part."""
-    wrong = None
-    for part, values in stored.items():
-        if part not in given or given[part].shape != values.shape:
-            return 1.0
-        differs = (values != given[part]).flatten(1).any(dim=1)
-        wrong = differs if wrong is None else wrong | differs
-    return 1.0 if wrong is None else wrong.double().mean().item()
+    parts = probe.tensors(stored).items()
+    if any(part not in given for part, _ in parts):
+        return 1.0
+    wrong = [probe.rows_differ(values.cpu(), given[part]) for part, values in parts]
+    return torch.stack(wrong).any(dim=0).double().mean().item()
 
 
 # ---- one row in every place: what differs then is the augmentation alone ------------------------

@@ -58,8 +58,7 @@ def of_constant(
     """(loss of these outputs for every row, largest gap of the predicted shares)."""
     if task.targets == "real":
         return _of_constant_number(task, mean, y, prior), math.inf
-    positions = {"tokens": (1,), "dense": (1, 1)}.get(task.targets, ())
-    row = layout.shaped(task, mean[None], positions) if positions else mean[None]
+    row = layout.single(task, mean[None])
     said = mean.double().sigmoid() if task.targets == "multilabel" else mean.double().softmax(0)
     gap = float(np.abs(said.numpy() - prior).max())
     return task.expected_loss(row, prior), gap

@@ -100,7 +100,7 @@ def _rest(task: Any, name: str, table: Table, learned: list[int], limit: float) 
         first, second = (_called(task, c) for c in pair)
         because = f"{first} and {second} are told apart no better than by chance, other classes are"
         causes = ("their rows are the same after preprocessing", "one class was split in two")
-        return Check(name, "warn", value, limit, "recall", because + ".", causes)
+        return Check(name, "warn", None, None, "", because + ".", causes)
     because = f"Of {len(learned)} learned classes {_called(task, worst)} is recognised least, in "
     because += f"{value:.0%} of its validation rows; none is taken for one other class."
     return Check(name, "open", value, limit, "recall", because)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from . import Check, Finding, Pipeline, layout, outputs_made, probe, shut_if_any
-from .asking import SCALE, Given, declared_loss, given_of
+from .answers import FAR
+from .asking import Given, declared_loss, given_of
 from .errors import errors
 from .ignored import ignored_targets
 from .pulls import class_pulls
@@ -44,7 +45,7 @@ def loss_contract(
     if pipeline.task.targets != "real" and pipeline.task.num_outputs < _fewest(pipeline.task):
         because = "the task has one class of its own: the softmax of one output is always 1"
         causes = ("two classes need two outputs, or targets that are multilabel",)
-        return shut_if_any([Finding(1.0, 2.0, because, causes)], Check(name, "open", 1, 2, "", ""))
+        return Check(name, "shut", 1.0, 2.0, "", because + ".", causes)
     given = given_of(pipeline)
     value = given.share(given.loss(given.ideal(), given.known.y))
     found = [
@@ -130,7 +131,7 @@ def _optimum(given: Given, limit: float) -> Iterator[Finding]:
     ideal, y, task = given.ideal(), given.known.y, given.task
     forms = [(ideal, "right answers")]
     if _shift_is_free(given, ideal):
-        forms.append((ideal - 2 * SCALE, "right answers with negative logits"))
+        forms.append((ideal - 2 * FAR, "right answers with negative logits"))
     for outputs, form in forms:
         loss = given.loss(outputs, y)
         share = given.share(loss)
@@ -142,7 +143,7 @@ def _optimum(given: Given, limit: float) -> Iterator[Finding]:
             (task.targets == "real" and _broadcasts(given, loss), "outputs and targets broadcast"),
             (task.targets == "real", "targets or outputs are scaled or cut before the loss"),
             (_rectified(task, loss), "a ReLU stands between the model and the loss"),
-            (loss > SCALE / 4, "labels are changed or reordered before the loss"),
+            (loss > FAR / 4, "labels are changed or reordered before the loss"),
             (outputs is not ideal, "a ReLU stands between the model and the loss"),
             (True, "a softmax, a scale or another class order before the loss"),
         ]
@@ -155,9 +156,7 @@ def _optimum(given: Given, limit: float) -> Iterator[Finding]:
 def _shift_is_free(given: Given, ideal: torch.Tensor) -> bool:
     if given.task.targets not in layout.CLASSES:
         return False
-    costs = [
-        given.task.expected_loss(z.cpu(), given.known.prior) for z in (ideal, ideal - 2 * SCALE)
-    ]
+    costs = [given.task.expected_loss(z.cpu(), given.known.prior) for z in (ideal, ideal - 2 * FAR)]
     return math.isclose(*costs, rel_tol=1e-6)
 
 
@@ -229,13 +228,14 @@ def _rows_apart(given: Given, limit: float) -> Iterator[Finding]:
         return
     y = given.known.y
     parts = [(given.known.easy, y), (given.known.hard, y)]
+    losses = [given.loss(z, targets) for z, targets in parts]
     ratios = [
-        given.loss(z, targets) / given.task.loss_per_row(z, targets).double().mean().item()
-        for z, targets in parts
+        loss / given.task.loss_per_row(z, targets).double().mean().item()
+        for loss, (z, targets) in zip(losses, parts, strict=True)
     ]
     if not math.isclose(*ratios, rel_tol=limit):
         return
-    mean = sum(given.loss(z, targets) for z, targets in parts) / 2
+    mean = sum(losses) / 2
     loss = given.loss(torch.cat([z for z, _ in parts]), torch.cat([y, y]))
     if not abs(loss - mean) <= limit * abs(mean):
         because = f"easy and hard rows together cost {loss:.4g}, apart {mean:.4g} on average"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import Finding, answers
+from . import Finding, answers, layout
 
 WRONG = (0.0, 0.1, 0.5, 1.0)  # shares of wrong answers
 SMALL, CLEAR = 0.2, 3.0  # raw scores: right, but far from certain; right and nearly certain
@@ -114,7 +114,7 @@ def _falls(
     falls = min(drops) > 0 if single else min(drops) >= -limit and sum(drops) > limit
     reached = not bounded or close(scores[-1], worst, limit)
     if not reached and not single and hasattr(task, "chance"):
-        reached = sign * (scores[-1] - task.chance(answers.shares(task, y))) <= limit
+        reached = sign * (scores[-1] - task.chance(layout.exact_prior(task, y))) <= limit
     if falls and reached:
         return
     listed = ", ".join(f"{score:.3g}" for score in scores)
@@ -125,7 +125,7 @@ def _falls(
 def _constant(task: Any, y: torch.Tensor, limit: float) -> Iterator[Finding]:
     if not hasattr(task, "chance"):
         return
-    shares = answers.shares(task, y)
+    shares = layout.exact_prior(task, y)
     absent = task.targets != "real" and (shares.min() <= 0 or shares.max() >= 1)
     prior = task.prior(y) if absent else shares
     constant = answers.constant(task, prior, y)
@@ -191,7 +191,7 @@ def _theirs(task: Any, function: Any, outputs: torch.Tensor, y: torch.Tensor) ->
     except (RuntimeError, ValueError, IndexError):
         return math.nan
     if task.targets == "tokens":
-        counted = answers.supervised(task, y)
+        counted = layout.supervised(task, y)
         told, meant = told[counted], meant[counted]
     options = getattr(task, "sklearn_options", {})
     with warnings.catch_warnings():
@@ -224,7 +224,7 @@ def _ignored(task: Any, y: torch.Tensor, before: float, limit: float) -> Iterato
     padded = torch.cat([y, more], dim=1)
     for token in (0, outputs.shape[-1] - 1):
         other = answers.right(task, torch.full_like(padded, token))
-        other[:, : y.shape[1]][answers.supervised(task, y)] = outputs[answers.supervised(task, y)]
+        other[:, : y.shape[1]][layout.supervised(task, y)] = outputs[layout.supervised(task, y)]
         found = score(task, other, padded)
         if not close(found, before, 10 * limit):
             because = f"with {length} ignored positions more the score is {found:.6g}, "

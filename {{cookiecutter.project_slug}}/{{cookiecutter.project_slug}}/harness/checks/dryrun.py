@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
+from ..loop import take
 from . import Pipeline, probe
 
 KINDS = (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)
@@ -75,7 +76,7 @@ def small(pipeline: Pipeline, num_batches: int) -> tuple[Any, Any]:
     size = max(8, 4 * pipeline.accumulate)  # two rows and more in each part, for BatchNorm
     rows = probe.few_rows(pipeline.train, size * num_batches)
     index = torch.arange(min(size * num_batches, len(rows["y"])), device=rows["y"].device)
-    train = probe.rebatch(pipeline.train, rows=probe.take_rows(rows, index), batch_size=size)
+    train = probe.rebatch(pipeline.train, rows=take(rows, index), batch_size=size)
     return train, probe.few(pipeline.validation, 64)
 
 

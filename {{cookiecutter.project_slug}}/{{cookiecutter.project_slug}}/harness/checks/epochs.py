@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,15 +40,13 @@ class Epoch:
             right = other.x.get(part)
             if right is None or right.shape != values.shape:
                 return len(self.ids)
-            unequal = values[self.by_id] != right[other.by_id]
-            both_nan = values[self.by_id].isnan() & right[other.by_id].isnan()
-            wrong |= (unequal & ~both_nan).flatten(1).any(dim=1)
+            wrong |= probe.rows_differ(values[self.by_id], right[other.by_id])
         return int(wrong.sum())
 
 
 def own(loader: Any) -> Any:
-    """A copy that shares neither rows nor generators with the loader: reading it changes nothing
-    of the original's, even where reading writes into the rows."""
+    """A copy that does not share its rows with the loader: reading it changes nothing of the
+    original's, even where reading writes into the rows. What a callable holds stays shared."""
     if not hasattr(loader, "rows"):
         try:
             return copy.deepcopy(loader)
@@ -75,26 +75,44 @@ def _clone(value: Any) -> Any:
     return {k: v.clone() for k, v in value.items()} if isinstance(value, dict) else value.clone()
 
 
+def batches(loader: Any, max_rows: int = 50_000) -> Iterator[dict]:
+    """Those of one iteration; of a loader that declares no end, as many rows as it says it has (at
+    most `max_rows` where it does not say)."""
+    room, count = _room(loader, max_rows), 0
+    for batch in loader:
+        yield batch
+        count += len(batch["y"])
+        if count >= room:
+            return
+
+
+def _room(loader: Any, max_rows: float) -> float:
+    if declared_sampler(loader) not in ("infinite", "streamed"):
+        return math.inf
+    rows = getattr(loader, "rows", None)
+    return getattr(loader, "num_rows", None) or (len(rows["y"]) if rows else max_rows)
+
+
 def epoch(loader: Any, max_rows: int) -> Epoch:
     """One iteration over the loader, cut after `max_rows` rows (an endless one after as many rows
     as it says it has)."""
     total = getattr(loader, "num_rows", None)
     endless = declared_sampler(loader) in ("infinite", "streamed")
-    room = min(max_rows, total) if endless and total else max_rows
-    batches, count, complete = [], 0, True
+    room = min(max_rows, _room(loader, max_rows))
+    read, count, complete = [], 0, True
     for batch in loader:
-        batches.append(batch)
+        read.append(batch)
         count += len(batch["y"])
         if count >= room:
             complete = not endless and count >= (total or count + 1)
             break
-    if not batches:
+    if not read:
         nothing = torch.zeros(0, dtype=torch.long)
         return Epoch(nothing, {}, nothing, [], True)
-    whole = probe.join(batches)
+    whole = probe.join(read)
     ids = whole["id"].cpu() if "id" in whole else None
     x = {name: value.cpu() for name, value in probe.tensors(whole["x"]).items()}
-    return Epoch(ids, x, whole["y"].cpu(), [len(batch["y"]) for batch in batches], complete)
+    return Epoch(ids, x, whole["y"].cpu(), [len(batch["y"]) for batch in read], complete)
 
 
 def listed(loader: Any) -> torch.Tensor | None:

@@ -73,10 +73,8 @@ def _exact(given: Given, outputs: torch.Tensor, num_targets: int = 64) -> float:
     task, y, costs = given.task, given.known.y, []
     if task.targets in layout.CLASSES:
         outputs, y = layout.flat_outputs(task, outputs), y.flatten()
-    positions = {"tokens": (1,), "dense": (1, 1)}.get(task.targets, ())
     for at in torch.linspace(0, len(y) - 1, min(num_targets, len(y))).long().tolist():
-        z, target = outputs[at : at + 1].cpu(), y[at : at + 1].cpu()
-        if positions:
-            z, target = layout.shaped(task, z, positions), target.reshape(1, *positions)
+        z, target = layout.single(task, outputs[at : at + 1].cpu()), y[at : at + 1].cpu()
+        target = target.reshape(1, *layout.ONE_TARGET.get(task.targets, y.shape[1:]))
         costs.append(declared_loss(task, z, target))
     return sum(costs) / len(costs)

@@ -33,7 +33,7 @@ def axis_identity(pipeline: Pipeline, *, max_mixed: int = 0) -> Check:
     model = probe.without_dropout(copy.deepcopy(pipeline.make_model(0))).eval()
     num_rows = _odd_rows(pipeline, model)
     batch = probe.join(probe.batches_of(pipeline.train, min_rows=num_rows))
-    batch = probe.take_rows(batch, torch.arange(min(num_rows, len(batch["y"]))))
+    batch = take(batch, torch.arange(min(num_rows, len(batch["y"]))))
     if len(batch["y"]) < num_rows:
         return inconclusive(name, f"It needs {num_rows} rows, the loader hands out fewer.")
     with torch.no_grad(), watched(model, num_rows) as seen:

@@ -10,6 +10,7 @@ import torch
 
 CLASSES = ("exclusive", "tokens", "dense")  # one class per target
 KINDS = (*CLASSES, "multilabel", "real")
+ONE_TARGET = {"tokens": (1,), "dense": (1, 1)}  # the positions of a row with one target
 
 
 def flat_outputs(task: Any, outputs: torch.Tensor) -> torch.Tensor:
@@ -47,6 +48,19 @@ def shares(task: Any, y: torch.Tensor) -> np.ndarray:
     told = y[supervised(task, y)].cpu()
     counts = torch.bincount(told, minlength=task.num_outputs).double()
     return (counts / counts.sum()).numpy()
+
+
+def exact_prior(task: Any, y: torch.Tensor) -> np.ndarray:
+    """The same, and of labels that do not exclude each other without smoothing too."""
+    if task.targets == "multilabel":
+        return y.double().mean(dim=0).cpu().numpy()
+    return shares(task, y)
+
+
+def single(task: Any, row: torch.Tensor) -> torch.Tensor:
+    """`(1, num_outputs)` as the outputs of one row with one target."""
+    positions = ONE_TARGET.get(task.targets)
+    return row if positions is None else shaped(task, row, positions)
 
 
 def num_rows_for(y: torch.Tensor, min_targets: int, min_rows: int = 64) -> int:

@@ -13,7 +13,6 @@ from .augmentation import augmentation_frozen, draws_of_one_row, drifting, one_d
 from .epochs import Epoch, declared_sampler, epoch, listed, own
 from .mixing import label_mix, order
 from .pairing import rows_paired
-from .seam import last_seam  # noqa: F401  until the catalogue imports it from there
 from .store import as_recorded, prepared_alike, raw_kept, rows_kept
 
 
@@ -42,10 +41,10 @@ def loader(
     num_epochs = 3 if getattr(pipeline.train, "augment", None) is not None else 2
     train, passes = own(pipeline.train), own(pipeline.validation)
     epochs = [epoch(train, max_rows) for _ in range(num_epochs)]
-    checked = [epoch(passes, max_rows) for _ in range(2)]
-    if any(one.ids is None for one in (*epochs, *checked)):
+    held_out = [epoch(passes, max_rows) for _ in range(2)]
+    if any(one.ids is None for one in (*epochs, *held_out)):
         return not_applicable(name, 'Batches carry no "id": give each row its number.')
-    if any(not len(one.ids) for one in (*epochs, *checked)):
+    if any(not len(one.ids) for one in (*epochs, *held_out)):
         return shut_if_any([_empty(epochs)], Check(name, "open", None, None, "", ""))
     draws = draws_of_one_row(pipeline.train)
     found = [
@@ -55,7 +54,7 @@ def loader(
         *_coverage(pipeline.train, epochs, max_repeated_rows),
         *order(pipeline.train, epochs),
         *label_mix(pipeline, epochs, max_mix_ratio),
-        *_validation(pipeline.validation, checked),
+        *_validation(pipeline.validation, held_out),
         *rows_paired(pipeline),
         *augmentation_frozen(pipeline.train, epochs),
         *repeated_draws(draws),
@@ -76,7 +75,7 @@ def record_store(pipeline: Pipeline, *, max_rows: int = 32, min_likeness: float 
     or sd moved: else `split_parity` judges it). Where `preprocessing` of a raw record has as many
     values as its row, all rows are made of the record they name: their correlation over the average
     row is at least `min_likeness`, and where some are made exactly so, fewer than 1 in 20 are not.
-    Records that reading changed are put back.
+    The records compared are put back as they were first read.
     """
     name = "record_store"
     stored = any(hasattr(side, "rows") for side in (pipeline.train, pipeline.validation))
@@ -115,7 +114,7 @@ def _numbered(side: Any, split: str) -> Iterator[Finding]:
     wrong = torch.zeros(len(ids), dtype=torch.bool)
     for values in probe.tensors(side.rows["x"]).values():
         values = values.cpu()
-        wrong |= (values != values[first[place]]).reshape(len(ids), -1).any(dim=1)
+        wrong |= probe.rows_differ(values, values[first[place]])
     if wrong.any():
         because = f"{int(wrong.sum())} {split} rows have the number of another record"
         causes = ("row numbers overflow a small integer type, or are counted per file",)
@@ -260,7 +259,8 @@ def _in_words(pipeline: Pipeline, epochs: list[Epoch]) -> str:
     side, first = pipeline.train, epochs[0]
     kind, count = declared_sampler(side), len(epochs)
     drawn = "each row once" if kind == "plain" else f"rows by its own law ({kind})"
-    text = f"{count} epochs of {len(first.sizes)} batches hand out {drawn}, in another order"
+    text = f"{count} epochs of {len(first.sizes)} batches hand out {drawn}"
+    text += "" if kind == "streamed" else ", in another order"
     if len(first.sizes) < 2:
         text = f"{count} epochs of one batch hand out {drawn}"
     text += ", augmented anew" if getattr(side, "augment", None) is not None else ""

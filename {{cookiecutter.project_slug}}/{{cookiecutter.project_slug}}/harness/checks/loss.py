@@ -91,8 +91,7 @@ def _start(pipeline: Pipeline, seed: int, batches: list[dict]) -> Start:
     task, model = pipeline.task, pipeline.make_model(seed)
     model.train(bool(probe.batch_statistics(model)))
     optimizer = pipeline.make_optimizer(model)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the step is the project's, the weights stay as they started
+    probe.set_rate(optimizer, 0.0)  # the step is the project's, the weights stay as they started
     losses, weights = [], []
     with probe.seam(model, inputs=False) as seen:
         for batch in batches:
@@ -216,7 +215,7 @@ def _scale(
         because += f": hot init, outputs spread by {spread:.3g}."
         return Check(name, "warn", loss, limit, "", because, _hot(task, y))
     if loss < limit[0]:
-        causes = ("the label reaches the model", "the loss is scaled down")
+        causes = ("the loss is scaled down: flat_loss is not of it", "the label reaches the model")
         return Check(name, "shut", loss, limit, "", because + ": too low.", causes)
     return Check(name, "open", loss, limit, "", because + ".")
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ..instruments import NonFiniteLoss
-from . import Pipeline, answers, counting, probe
+from ..loop import take
+from . import Pipeline, answers, counting, layout, probe
 from .step import reference_step
 
 EVERY_STEPS = 20
@@ -193,7 +194,8 @@ def present(pipeline: Pipeline, part: str) -> bool:
         return getattr(pipeline.train, "augment", None) is not None
     model = pipeline.make_model(0)
     if part == "dropout":
-        return bool(probe.dropouts(model))
+        inside = (getattr(module, "dropout", None) for module in model.modules())
+        return bool(probe.dropouts(model)) or any(isinstance(p, float) and p > 0 for p in inside)
     groups = pipeline.make_optimizer(model).param_groups
     return any(group.get("weight_decay", 0) for group in groups)
 
@@ -206,7 +208,7 @@ def examples(pipeline: Pipeline, num_rows: int) -> Examples | None:
     where there are any; fewer for a model of few parameters; None if there are not even four."""
     rows = probe.few_rows(pipeline.train, 512)
     flat = [v.flatten(1) for v in probe.tensors(rows["x"]).values()]
-    told = answers.supervised(pipeline.task, rows["y"]).reshape(len(rows["y"]), -1).any(dim=1)
+    told = layout.supervised(pipeline.task, rows["y"]).reshape(len(rows["y"]), -1).any(dim=1)
     num_rows = min(num_rows, max(4, _capacity(pipeline, rows["y"])))
     quotas = _quotas(pipeline.task, rows["y"], num_rows)
     chosen: list[int] = []
@@ -217,7 +219,7 @@ def examples(pipeline: Pipeline, num_rows: int) -> Examples | None:
                 continue
             if sum(torch.equal(rows["y"][j], rows["y"][i]) for j in chosen) < quota:
                 chosen.append(i)
-    picked = probe.take_rows(rows, torch.tensor(chosen, device=rows["y"].device, dtype=torch.long))
+    picked = take(rows, torch.tensor(chosen, device=rows["y"].device, dtype=torch.long))
     if len(chosen) < 4 or len(picked["y"].unique(dim=0)) < 2:
         return None
     return _reachable(pipeline.task, picked)
@@ -259,7 +261,7 @@ def _top(task: Any, y: torch.Tensor) -> float | None:
 def _conflict(task: Any, rows: dict) -> float:
     """Mean entropy in nats of targets whose inputs up to there are the same: no model that reads
     from the left can tell them apart."""
-    y, told = rows["y"].cpu(), answers.supervised(task, rows["y"]).cpu()
+    y, told = rows["y"].cpu(), layout.supervised(task, rows["y"]).cpu()
     steps = [v.cpu() for v in probe.tensors(rows["x"]).values() if v.shape[:2] == y.shape]
     total = 0.0
     for t in range(y.shape[1] if steps else 0):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..loop import take
 from . import Finding, Pipeline, probe
 
 DIFFERENT = (
@@ -72,11 +71,11 @@ def _size(weights: torch.Tensor) -> float:
 def as_stored(pipeline: Pipeline, seen: dict, max_rows: int) -> dict:
     """Training rows in the shares in which they are stored, where the model gets them as they are
     stored: a sampler that leaves out the one extreme row is no fault of the inputs. Else `seen`."""
-    stored = _stored_at(pipeline, seen)
+    stored = probe.stored_at(pipeline.train, seen["id"])
     if stored is None:
         return seen
     given = probe.tensors(seen["x"])
-    for part, values in probe.tensors(stored).items():
+    for part, values in probe.tensors(stored["x"]).items():
         if part not in given or not torch.equal(values, given[part]):
             return seen
     return probe.few_rows(pipeline.train, max_rows)
@@ -232,8 +231,8 @@ def constant(pipeline: Pipeline, seen: dict) -> Iterator[Finding]:
         return
     std = torch.as_tensor(declares, dtype=torch.float64)
     declared = (std > 1e-6) & (std != 1)  # a scaler puts 1, or next to nothing, for no variation
-    stored = _stored_at(pipeline, seen)
-    flat = _flat(x) & declared if stored is None else _flat(x) & ~_flat(stored)
+    stored = probe.stored_at(pipeline.train, seen["id"])
+    flat = _flat(x) & declared if stored is None else _flat(x) & ~_flat(stored["x"])
     if stored is not None:  # all rows: a sample may miss the only one that differs
         flat |= _flat(pipeline.train.rows["x"]) & declared
     if flat.any():
@@ -245,15 +244,6 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     """`(C,)`: channels (axis 1) of one value throughout."""
     values = x.reshape(len(x), x.shape[1] if x.ndim > 1 else 1, -1)
     return (values.amax(dim=(0, 2)) == values.amin(dim=(0, 2))).cpu()
-
-
-def _stored_at(pipeline: Pipeline, seen: dict) -> Any:
-    """The stored x of these rows; None where the loader keeps none, or ids repeat."""
-    rows = getattr(pipeline.train, "rows", None)
-    if rows is None or len(rows["id"].unique()) < len(rows["id"]):
-        return None
-    ids, where = rows["id"].sort()
-    return take(rows["x"], where[torch.searchsorted(ids, seen["id"]).clamp_max(len(ids) - 1)])
 
 
 def constant_columns(x: Any) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from . import Check, Pipeline, answers, inconclusive, probe, undisturbed
+from . import Check, Pipeline, inconclusive, layout, probe, undisturbed
 from .memorise import PARTS, Examples, Recipe, Trial, attempt, attempts, examples, longer, present
 
 FIGURE = "overfit_one_batch.png"
+MAX_LOSS_SHARE, RATES = 0.05, (1e-3, 1e-2)  # of one attempt, and what is tried after its own rate
 MIN_OWN_FALL = 0.05  # relative, of the loss at the project's own rate
 MAX_DECAY_SHARE = 1e-3  # of the weights, per step
 NEEDED = ("optimum_loss", "metric", "metric_name", "metric_direction", "metric_bounds")
@@ -22,8 +23,8 @@ def overfit_one_batch(
     *,
     num_rows: int = 8,
     num_steps: int = 300,
-    max_loss_share: float = 0.05,
-    rates: tuple[float, ...] = (1e-3, 1e-2),
+    max_loss_share: float = MAX_LOSS_SHARE,
+    rates: tuple[float, ...] = RATES,
     num_models: int = 2,
 ) -> Check:
     """`num_rows` distinct examples of at least two classes, through the project's own loader and
@@ -91,14 +92,15 @@ def _late(given: Examples, name: str, trials: list[Trial], limit: float, because
 
 
 def one_batch(pipeline: Pipeline, *, num_rows: int = 8, num_steps: int = 300) -> Trial | None:
-    """The first attempt at the project's own rate, for a figure; None without enough examples.
-    Leaves every generator and loader as it was."""
+    """The last attempt on the first model, for a figure: at the project's rate, or at the first
+    other one that passes. None without enough examples. Leaves every generator and loader as it
+    was."""
     with undisturbed(pipeline):
         given = examples(pipeline, num_rows)
         if given is None:
             return None
-        recipe = Recipe(frozenset(PARTS), num_steps, 0.05)
-        return list(attempts(pipeline, given, recipe, (1e-3, 1e-2), 1))[-1]
+        recipe = Recipe(frozenset(PARTS), num_steps, MAX_LOSS_SHARE)
+        return list(attempts(pipeline, given, recipe, RATES, 1))[-1]
 
 
 def _failed(
@@ -171,7 +173,7 @@ def _of_numbers(task: Any, trial: Trial) -> list[tuple[float, str]]:
 
 
 def _of_tokens(task: Any, trial: Trial) -> list[tuple[float, str]]:
-    told = trial.y[answers.supervised(task, trial.y)]
+    told = trial.y[layout.supervised(task, trial.y)]
     return [
         (_entropy(told), "a constant output: only the last bias learns, units are dead"),
         (math.log(max(2, trial.outputs.shape[-1])), "no gradient reaches the weights"),

@@ -1,4 +1,5 @@
-"""Clauses of `split_hygiene`: rows, groups, times and near copies on both sides of a split."""
+"""Clauses of `split_hygiene`: rows, ids, groups and times on both sides of a split, and one input
+with two labels."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def rows_in_both(train: Rows, validation: Rows, limit: float) -> Iterator[Clause
     share = max(equal, rounded) / len(validation)
     if share <= limit:
         return
-    few = train.floats() is None or _few_inputs(train, counts)  # texts repeat a line by nature
+    few = train.floats() is None or _few_inputs(train, len(counts))  # texts repeat a line by nature
     pairs = sum(count * (count - 1) / 2 for count in counts.values())
     by_chance = pairs / max(1, len(train) * (len(train) - 1) / 2) * len(train) * len(validation)
     shuts = not few or max(equal, rounded) > 3 * by_chance + 5
@@ -152,10 +153,10 @@ def rows_in_both(train: Rows, validation: Rows, limit: float) -> Iterator[Clause
     yield Clause(Finding(share, limit, because, COPIED), shuts)
 
 
-def _few_inputs(train: Rows, counts: dict) -> bool:
+def _few_inputs(train: Rows, num_distinct: int) -> bool:
     """Whether equal rows are no copies: few distinct rows at all, or so few values per column that
     two rows coincide by chance."""
-    if len(counts) < 0.2 * len(train):
+    if num_distinct < 0.2 * len(train):
         return True
     log_chance = 2 * math.log(len(train))
     for values in train.x.values():
@@ -203,7 +204,7 @@ def conflicts(task: Any, train: Rows, limit: float) -> Iterator[Clause]:
     share = count / len(train)
     if share <= limit / 5:
         return
-    counts = {row: 1 for row in labels if row}
+    num_distinct = sum(row != b"" for row in labels)
     blank = sum(row == b"" for row in train.hashes)
     because = f"{count} of {len(train)} training rows have an equal one with another label"
     because += (
@@ -211,5 +212,5 @@ def conflicts(task: Any, train: Rows, limit: float) -> Iterator[Clause]:
     )
     causes = ("empty records kept as examples",) if blank else ()
     causes += ("labels were shuffled or merged from two sources", "records were labelled twice")
-    shuts = share > limit and not _few_inputs(train, counts)
+    shuts = share > limit and not _few_inputs(train, num_distinct)
     yield Clause(Finding(share, limit, because, causes), shuts)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..loop import take
-from . import Finding, Pipeline, probe
+from . import Finding, Pipeline, layout, probe
 from .epochs import unaugmented
 
 
@@ -31,11 +31,10 @@ def labels_closed(pipeline: Pipeline) -> Iterator[Finding]:
 
 def _supervised(pipeline: Pipeline, y: torch.Tensor) -> torch.Tensor:
     """The targets that count, `(N,)` for class ids."""
-    ignored = getattr(pipeline.task, "ignore_index", None)
     y = y.detach().cpu()
-    if pipeline.task.targets not in ("exclusive", "tokens", "dense"):
+    if pipeline.task.targets not in layout.CLASSES:
         return y
-    return y.flatten() if ignored is None else y[y != ignored]
+    return y[layout.supervised(pipeline.task, y)]
 
 
 def _legal(task: Any, kind: str, y: torch.Tensor) -> Iterator[Finding]:
@@ -49,7 +48,7 @@ def _legal(task: Any, kind: str, y: torch.Tensor) -> Iterator[Finding]:
         count = int((~torch.isfinite(y.double())).sum())
         causes = ("gaps in the targets", "a logarithm of zero", "a constant target divided by sd 0")
         yield Finding(float(count), 0.0, f"{count} targets are not finite", causes)
-    if kind not in ("exclusive", "tokens", "dense"):
+    if kind not in layout.CLASSES:
         return
     outputs = getattr(task, "num_outputs", None)
     above = outputs is not None and y.max() >= outputs
@@ -89,15 +88,12 @@ def rows_paired(pipeline: Pipeline) -> Iterator[Finding]:
         if not hasattr(loader, "rows"):
             continue
         batch = probe.join(probe.batches_of(unaugmented(loader), min_rows=256))
-        ids = loader.rows["id"]
-        if len(ids.unique()) < len(ids):
+        rows = probe.stored_at(loader, batch["id"])
+        if rows is None:
             continue
-        order = ids.argsort()
-        place = torch.searchsorted(ids[order], batch["id"]).clamp_max(len(ids) - 1)
-        rows = probe.take_rows(loader.rows, order[place])
-        wrong = (rows["id"] != batch["id"]) | _differs(rows["y"], batch["y"])
+        wrong = (rows["id"] != batch["id"]) | probe.rows_differ(rows["y"], batch["y"])
         for part, values in probe.tensors(rows["x"]).items():
-            wrong |= _differs(values, probe.tensors(batch["x"])[part])
+            wrong |= probe.rows_differ(values, probe.tensors(batch["x"])[part])
         if wrong.any():
             because = (
                 f"{int(wrong.sum())} of {len(wrong)} rows of {split} batches do not carry the "
@@ -109,12 +105,6 @@ def rows_paired(pipeline: Pipeline) -> Iterator[Finding]:
                 because + "input and label of their record",
                 causes,
             )
-
-
-def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.shape != b.shape:
-        return torch.ones(len(b), dtype=torch.bool, device=b.device)
-    return (a != b).reshape(len(b), -1).any(dim=1)
 
 
 def round_trip(pipeline: Pipeline, limit: float, correlation: float) -> Iterator[Finding]:

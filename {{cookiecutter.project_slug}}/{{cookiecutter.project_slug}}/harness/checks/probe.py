@@ -56,7 +56,8 @@ def _join(parts: list[Any]) -> Any:
 
 
 def batches_of(loader: Any, *, min_rows: int) -> list[dict]:
-    """The loader's own first batches, until they hold `min_rows` rows; its state is untouched."""
+    """The first batches of a copy of the loader, until they hold `min_rows` rows. Generators that
+    the copy shares are put back by `undisturbed`; rows that reading changes need `epochs.own`."""
     found, num_rows = [], 0
     for batch in copy.copy(loader):
         found.append(batch)
@@ -107,7 +108,7 @@ def few_rows(loader: Any, max_rows: int) -> dict:
     if total <= max_rows:
         return loader.rows
     spread = torch.linspace(0, total - 1, max_rows, device=loader.rows["y"].device)
-    return take_rows(loader.rows, spread.round().long())
+    return take(loader.rows, spread.round().long())
 
 
 def few(loader: Any, max_rows: int) -> Any:
@@ -115,8 +116,22 @@ def few(loader: Any, max_rows: int) -> Any:
     return rebatch(loader, rows=few_rows(loader, max_rows))
 
 
-def take_rows(rows: dict, index: torch.Tensor) -> dict:
-    return {name: take(value, index) for name, value in rows.items()}
+def stored_at(loader: Any, ids: torch.Tensor) -> dict | None:
+    """The stored rows of these ids; None where the loader keeps none, or ids repeat."""
+    rows = getattr(loader, "rows", None)
+    if rows is None or len(rows["id"].unique()) < len(rows["id"]):
+        return None
+    known, where = rows["id"].sort()
+    place = torch.searchsorted(known, ids.to(known.device)).clamp_max(len(known) - 1)
+    return take(rows, where[place])
+
+
+def rows_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`(N,)` bool, of each pair of rows. NaN equals NaN; rows of another form all differ."""
+    if a.shape != b.shape:
+        return torch.ones(len(b), dtype=torch.bool, device=b.device)
+    unequal = (a != b) & ~(a.isnan() & b.isnan())
+    return unequal.reshape(len(b), -1).any(dim=1)
 
 
 def labels(loader: Any) -> torch.Tensor:
@@ -133,14 +148,6 @@ def sampled_labels(loader: Any) -> torch.Tensor:
     if hasattr(loader, "rows") and len(drawn["id"].unique()) == len(drawn["id"]):
         return labels(loader)
     return drawn["y"] if hasattr(loader, "rows") else labels(loader)
-
-
-def shares(task: Any, y: torch.Tensor) -> Any:
-    """The label shares of exactly these rows (`task.prior` would smooth them)."""
-    if task.targets == "exclusive":
-        counts = torch.bincount(y.cpu(), minlength=task.num_outputs).double()
-        return (counts / counts.sum()).numpy()
-    return task.prior(y)
 
 
 # ---- model ------------------------------------------------------------------------------------

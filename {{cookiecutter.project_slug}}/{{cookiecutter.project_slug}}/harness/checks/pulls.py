@@ -79,8 +79,7 @@ def _slopes(task: Any, label: int, width: float = 1e-3) -> torch.Tensor:
     bump = torch.zeros(1, n, dtype=torch.float64)
     bump[0, label] = width
     present, absent = np.eye(n)[label], np.zeros(n)
-    positions = {"tokens": (1,), "dense": (1, 1)}.get(task.targets, ())
-    ends = [layout.shaped(task, z, positions) if positions else z for z in (bump, -bump)]
+    ends = [layout.single(task, z) for z in (bump, -bump)]
     priors = (present, absent) if task.targets == "multilabel" else (present,)
     slopes = [abs(task.expected_loss(ends[0], p) - task.expected_loss(ends[1], p)) for p in priors]
     return torch.tensor(slopes, dtype=torch.float64) / (2 * width)

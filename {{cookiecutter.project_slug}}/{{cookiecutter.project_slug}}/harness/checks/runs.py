@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..instruments import NonFiniteLoss
-from . import Pipeline, answers, probe
+from . import Pipeline, answers, layout, probe
 
 EVERY_STEPS = 25  # held-out rows are scored so often
 FIRST_STEPS = 5
@@ -65,7 +65,7 @@ def _per_row(task: Any, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`(N,)` losses of the rows that have a target, float64 on the CPU; not finite is very bad."""
     rows = task.loss_per_row(outputs, y).cpu().double()
     rows = rows.reshape(len(y), -1).mean(dim=1).nan_to_num(1e6, 1e6, -1e6)
-    return rows[answers.supervised(task, y).reshape(len(y), -1).any(dim=1).cpu()]
+    return rows[layout.supervised(task, y).reshape(len(y), -1).any(dim=1).cpu()]
 
 
 def gain(baseline: torch.Tensor, rows: torch.Tensor, floor: float) -> tuple[float, float]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from ..loop import take
 from . import Check, Finding, Pipeline, probe, shut_if_any, undisturbed
+from .epochs import own
 from .moments import (
     as_stored,
     blank_rows,
@@ -97,7 +99,7 @@ def seam_batch(pipeline: Pipeline, *, num_rows: int = 12) -> dict[str, dict]:
 
 def _captured(pipeline: Pipeline, split: str, max_rows: int) -> dict:
     """x as `model(x)` got it in real steps or a real evaluation, with the y and id beside it."""
-    loader, model = getattr(pipeline, split), pipeline.make_model(0)
+    loader, model = own(getattr(pipeline, split)), pipeline.make_model(0)
     if split == "validation":
         loader = probe.few(loader, max_rows)
     batches = probe.batches_of(loader, min_rows=max_rows)
@@ -110,9 +112,7 @@ def _captured(pipeline: Pipeline, split: str, max_rows: int) -> dict:
             pipeline.evaluate(model, loader)
     x = probe.join([{"x": x} for x in seen.inputs])["x"]
     rows = {**probe.join([{"y": b["y"], "id": b["id"]} for b in batches]), "x": x}
-    return probe.take_rows(
-        rows, torch.arange(min(max_rows, len(rows["y"])), device=rows["y"].device)
-    )
+    return take(rows, torch.arange(min(max_rows, len(rows["y"])), device=rows["y"].device))
 
 
 # ---- form ---------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _in_words(x: Any) -> str:
 def _raw_form(pipeline: Pipeline, max_rows: int) -> Iterator[Finding]:
     """The same of the batches, before any model has seen them."""
     sides = [
-        probe.join(probe.batches_of(probe.few(loader, max_rows), min_rows=max_rows))
+        probe.join(probe.batches_of(probe.few(own(loader), max_rows), min_rows=max_rows))
         for loader in (pipeline.train, pipeline.validation)
     ]
     yield from _form(sides[0]["x"], sides[1]["x"])

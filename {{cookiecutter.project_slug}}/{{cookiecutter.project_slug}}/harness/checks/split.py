@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..loop import Loader
+from ..loop import Loader, take
 from . import Check, Finding, Pipeline, inconclusive, not_applicable, probe, shut_if_any
 from .copies import moved_copies, near_copies
 from .epochs import unaugmented
@@ -115,13 +115,13 @@ def _fed(pipeline: Pipeline, rows: dict, split: str) -> dict:
             pipeline.evaluate(model, loader)
     x = probe.join([{"x": x} for x in seen.inputs])["x"]
     y = torch.cat([batch["y"] for batch in batches])
-    return probe.take_rows({"x": x, "y": y, "id": ids}, order)
+    return take({"x": x, "y": y, "id": ids}, order)
 
 
 def _both(one: dict, other: dict) -> tuple[dict, dict]:
     """The rows that are on both sides."""
     common = [torch.isin(a["id"], b["id"]) for a, b in ((one, other), (other, one))]
-    return probe.take_rows(one, common[0]), probe.take_rows(other, common[1])
+    return take(one, common[0]), take(other, common[1])
 
 
 def _on(value: Any, device: torch.device) -> Any:

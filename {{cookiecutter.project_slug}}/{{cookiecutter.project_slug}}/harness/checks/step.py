@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..loop import autocast
+from ..loop import autocast, take
 from . import Check, Finding, Pipeline, probe, shut_if_any
 from .leftovers import carried_state, kept_graph
 
@@ -66,7 +66,7 @@ def step_oracle(
         worst = max(worst, difference)
         if difference > room and not found:
             found.append(_name_it(pipeline, way, difference, batches[0], room))
-    found += _clip(pipeline, norms[:num_steps], min_clip_scale)
+    found += _clip(pipeline, norms[num_steps : 2 * num_steps], min_clip_scale)  # of plain SGD
     found += carried_state(pipeline, _settle(pipeline.make_model(0).train()), batches)
     found += kept_graph(pipeline, pipeline.make_model(0).train(), batches[0])
     parts, split = _parts(pipeline, batches[0], num_parts, max_accumulation_difference, norms[0])
@@ -256,7 +256,7 @@ def _parts(
         return "", []
     odd = num_rows - (num_rows % num_parts == 0)  # an odd number of rows cannot be cut evenly
     index = torch.arange(odd, device=batch["y"].device)
-    rows = probe.take_rows(batch, index)
+    rows = take(batch, index)
     whole = _settle(pipeline.make_model(0).train())
     parted, start = copy.deepcopy(whole), _flat(whole)
     step(whole, _sgd(norm)(whole), rows, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from . import Finding, Pipeline, probe
-from .epochs import own
+from .epochs import batches, own
 
 WRITES = ("normalisation or augmentation writes into the stored array (an in-place operation)",)
 
@@ -20,7 +20,7 @@ def rows_kept(side: Any, split: str) -> Iterator[Finding]:
     if not hasattr(side, "rows"):
         return
     read = own(side)
-    for _ in read:
+    for _ in batches(read):
         pass
     for name, before in side.rows.items():
         after = probe.tensors(read.rows[name])
@@ -100,8 +100,7 @@ def _likeness(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 def _changed(a: torch.Tensor, b: torch.Tensor) -> int:
     if a.shape != b.shape or a.dtype != b.dtype:
         return len(a)
-    unequal = (a != b) & ~(a.isnan() & b.isnan())
-    return int(unequal.reshape(len(a), -1).any(dim=1).sum())
+    return int(probe.rows_differ(a, b).sum())
 
 
 def raw_kept(pipeline: Pipeline, max_rows: int) -> Iterator[Finding]:
@@ -134,7 +133,8 @@ def _readings(pipeline: Pipeline) -> Iterator[tuple]:
             "after they were prepared",
             lambda: [pipeline.prepare(s) for s in ("train", "validation")],
         )
-    yield "after an epoch", lambda: [list(own(s)) for s in (pipeline.train, pipeline.validation)]
+    sides = pipeline.train, pipeline.validation
+    yield "after an epoch", lambda: [list(batches(own(side))) for side in sides]
 
 
 def _some_ids(side: Any, max_rows: int) -> list[int]:

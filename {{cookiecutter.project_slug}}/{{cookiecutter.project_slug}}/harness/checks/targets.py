@@ -7,6 +7,7 @@ mask counts wherever it is made: in the data, the step or the loss.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,8 @@ from typing import Any
 import torch
 
 from ..instruments import NonFiniteLoss
-from . import Check, Finding, Pipeline, answers, not_applicable, probe, shut_if_any
-
-KINDS = ("exclusive", "tokens", "dense")
+from . import Check, Finding, Pipeline, layout, not_applicable, probe, shut_if_any
+from .epochs import batches
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ def target_offset(
 
     Over targets that count and are neither end nor padding: the offset at which the target at t is
     the input at t + offset, for `min_agreement` of them, must be +1 where outputs may only depend
-    on what came before (`causal`). More than `max_copied_share` equal to the input at their own
-    place shut as well. Ids are compared, so precision does not matter.
+    on what came before (`causal`); it also opens where it leads every other offset by 0.3. Targets
+    that agree best with the input at their own place, above `max_copied_share`, shut. Ids are
+    compared, so precision does not matter.
     """
     name = "target_offset"
     missing = probe.lacking(name, pipeline, targets=("tokens",))
@@ -155,25 +156,25 @@ def supervised_share(
 
     Every batch has some; rows without any are at most `max_idle_rows` (1 % already warns); runs of
     padding are at most `max_pad_share` of what is asked for; at most `max_lost_share` of the
-    targets that count have no gradient, and none that is ignored has one; the end token is asked
-    for; the share is within `max_expected_gap` of `task.expected_supervised_share`, if declared.
-    A gradient is zero or not in fp32 and bf16 alike.
+    targets that count have no gradient, and at most as many of the ignored have one; the end token
+    is asked for; the share is within `max_expected_gap` of `task.expected_supervised_share`, if
+    declared. A gradient is zero or not in fp32 and bf16 alike.
     """
     name = "supervised_share"
-    missing = probe.lacking(name, pipeline, targets=KINDS)
+    missing = probe.lacking(name, pipeline, targets=layout.CLASSES)
     task = pipeline.task
     declared = [n for n in ("ignore_index", "pad_id", "end_id") if _has(task, n)]
     if missing or not declared:
         because = "The task declares no ignore_index, pad_id or end_id: every target counts."
         return missing or not_applicable(name, because)
     y = probe.labels(pipeline.train)
-    marked = answers.supervised(task, y)
+    marked = layout.supervised(task, y)
     idle = 1 - marked.reshape(len(y), -1).any(dim=1).double().mean().item()
-    batches = probe.batches_of(pipeline.train, min_rows=2**31) if idle else []
-    empty = sum(not answers.supervised(task, batch["y"]).any() for batch in batches)
+    read = list(batches(copy.copy(pipeline.train))) if idle else []
+    empty = sum(not layout.supervised(task, batch["y"]).any() for batch in read)
     found: list[Finding] = []
     if empty:
-        because = f"{empty} of {len(batches)} batches have no target that counts"
+        because = f"{empty} of {len(read)} batches have no target that counts"
         causes = ("truncation cuts the answers off", "every target is marked as ignored")
         found.append(Finding(float(empty), 0.0, because, causes))
     elif idle > max_idle_rows:
@@ -186,7 +187,7 @@ def supervised_share(
         share = counts.double().mean().item()
         found += _lost(task, seen, max_lost_share)
         found += _padding(task, seen, max_pad_share)
-    found += _end(task, y[marked], seen)
+    found += _end(task, y[marked])
     expected = getattr(task, "expected_supervised_share", None)
     if expected is not None and abs(share - expected) > max_expected_gap:
         because = f"{share:.0%} of the targets count where {expected:.0%} are declared to"
@@ -219,7 +220,7 @@ def _batch_rows(pipeline: Pipeline) -> int:
 
 def _lost(task: Any, seen: list[Asked], limit: float) -> Iterator[Finding]:
     """Targets the task counts and the loss does not, and the other way round."""
-    marked = torch.cat([answers.supervised(task, s.batch["y"]).flatten() for s in seen])
+    marked = torch.cat([layout.supervised(task, s.batch["y"]).flatten() for s in seen])
     counts, y = _flat(seen, "counts"), torch.cat([s.batch["y"].flatten() for s in seen])
     lost = (marked & ~counts).sum().item() / max(1, marked.sum().item())
     never = [
@@ -262,7 +263,7 @@ def _padding(task: Any, seen: list[Asked], limit: float) -> Iterator[Finding]:
         yield Finding(runs, limit, because, ("padding is counted as an ordinary target",))
 
 
-def _end(task: Any, told: torch.Tensor, seen: list[Asked]) -> Iterator[Finding]:
+def _end(task: Any, told: torch.Tensor) -> Iterator[Finding]:
     if task.targets != "tokens" or not _has(task, "end_id"):
         return
     if not (told == task.end_id).any():

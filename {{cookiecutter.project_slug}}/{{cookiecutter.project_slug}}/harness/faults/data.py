@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..checks import Pipeline, probe
+from ..loop import take
 from .plant import (
     NotPlantable,
     each,
+    first_batch,
     measured,
     needs,
     needs_measurements,
@@ -164,14 +167,14 @@ def preparing_draws_at_random(pipeline: Pipeline) -> Pipeline:
 def store_changed_by_reading(pipeline: Pipeline) -> Pipeline:
     """A getter that normalises the stored record in place: each reading changes it again."""
     raw = needs(pipeline.raw, "`raw`")
-    store: dict[int, Any] = {}
+    if not isinstance(raw(int(first_batch(pipeline)["id"][0])), np.ndarray):
+        raise NotPlantable("records are no arrays")
+    store: dict[int, np.ndarray] = {}
 
-    def changed(row: int) -> Any:
+    def changed(row: int) -> np.ndarray:
         if row not in store:
-            store[row] = copy.deepcopy(raw(row))
+            store[row] = raw(row).copy()
         values = store[row]
-        if not hasattr(values, "__imul__") and not torch.is_tensor(values):
-            raise NotPlantable("records are no arrays")
         values[...] = values // 2 if values.dtype.kind in "ui" else values * 0.5
         return values
 
@@ -206,7 +209,7 @@ def rows_repeated(pipeline: Pipeline) -> Pipeline:
             index = torch.arange(len(batch["y"]), device=batch["y"].device)
             quarter = len(index) // 4
             index[:quarter] = index[len(index) - quarter :]
-            yield probe.take_rows(batch, index)
+            yield take(batch, index)
 
     return replace(pipeline, train=with_batches(pipeline.train, repeat))
 

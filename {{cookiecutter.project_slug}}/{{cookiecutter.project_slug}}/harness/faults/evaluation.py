@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..checks import Pipeline
-from .plant import NotPlantable, measured, needs_measurements, with_batches
+from .plant import NotPlantable, measured, needs, needs_measurements, with_batches
 
 
 def _with_evaluate(pipeline: Pipeline, wrap: Callable[[Callable], Callable]) -> Pipeline:
@@ -69,7 +69,7 @@ def inputs_scaled_in_evaluation(pipeline: Pipeline) -> Pipeline:
 
 
 def rows_dropped_in_evaluation(pipeline: Pipeline) -> Pipeline:
-    """The last, smaller batch is left out."""
+    """The rows that fill no batch of 64 are left out, or the last one."""
 
     def cut(found: Any, loader: Any) -> Any:
         kept = max(1, len(found.y) - max(1, len(found.y) % 64))
@@ -116,7 +116,7 @@ def _with_result(pipeline: Pipeline, change: Callable[[Any, Any], Any]) -> Pipel
 
 
 def metric_inverted(pipeline: Pipeline) -> Pipeline:
-    low, high = pipeline.task.metric_bounds
+    low, high = needs(getattr(pipeline.task, "metric_bounds", None), "`metric_bounds` in the task")
     if not torch.tensor([low, high], dtype=torch.float64).isfinite().all():
         raise NotPlantable("the metric has no two bounds to turn around")
     task, score = copy.copy(pipeline.task), pipeline.task.metric

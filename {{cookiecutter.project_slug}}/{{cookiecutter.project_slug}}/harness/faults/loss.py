@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from .. import loop
-from ..checks import Pipeline
-from .plant import needs_targets, with_hook
+from ..checks import Pipeline, probe
+from .plant import needs, needs_targets, with_hook
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (outputs, y) -> 0-d
 
@@ -42,9 +42,11 @@ def loss_summed(pipeline: Pipeline) -> Pipeline:
 
 
 def loss_clamped(pipeline: Pipeline) -> Pipeline:
-    """A clamp meant for gradients: rows that cost much have no gradient."""
+    """A clamp meant for gradients: a batch that costs much has none."""
     task = pipeline.task
-    limit = 1.5 * task.flat_loss(task.prior(pipeline.train.rows["y"]))
+    for name in ("flat_loss", "prior"):
+        needs(getattr(task, name, None), f"`{name}` in the task")
+    limit = 1.5 * task.flat_loss(task.prior(probe.labels(pipeline.train)))
     return _with_loss(pipeline, lambda outputs, y: task.loss(outputs, y).clamp(max=limit))
 
 
