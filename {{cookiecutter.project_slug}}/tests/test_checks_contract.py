@@ -1,6 +1,5 @@
 """loss_contract on targets other than one class per row, and its clauses that need them."""
 
-
 import pytest
 import torch
 from checks_case import Digits, Net, broken_step, make_pipeline

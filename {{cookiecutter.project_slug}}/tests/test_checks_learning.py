@@ -29,7 +29,10 @@ from {{cookiecutter.project_slug}}.harness.checks.baseline import (
 )
 from {{cookiecutter.project_slug}}.harness.checks.confusion import confusion
 from {{cookiecutter.project_slug}}.harness.checks.memorise import Trial
-from {{cookiecutter.project_slug}}.harness.checks.overfit import fingerprint, overfit_one_batch
+from {{cookiecutter.project_slug}}.harness.checks.overfit import (
+    fingerprint,
+    overfit_one_batch,
+)
 
 
 class TwoParts(nn.Module):
