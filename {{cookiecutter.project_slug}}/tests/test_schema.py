@@ -336,3 +336,11 @@ def test_a_typing_error_is_one_line_and_exit_code_1(project_root, tmp_path):
         assert (code, out) == (1, "") and len(errors.splitlines()) == 1
         assert f"Nearest: {nearest}" in errors or f"Nearest: stage={nearest}" in errors
     assert list(tmp_path.iterdir()) == []  # started elsewhere, it still works on its own folder
+
+
+def test_a_limit_of_a_check_may_be_a_whole_number(overfit, configs):
+    limits = changed(overfit, configs, "checks.update_ratio.max_ratio=1").checks["update_ratio"]
+    assert limits["max_ratio"] == 1.0
+    assert isinstance(limits["max_ratio"], float)
+    refused(overfit, configs, "incompatible", "checks.update_ratio.max_ratio=abc")
+    refused(overfit, configs, "incompatible", "checks.update_ratio=3")

@@ -82,6 +82,7 @@ def validate(composed: DictConfig, configs: Path) -> Config:
     if name not in STAGES:
         raise BadInput(f"stage={name} is none of {', '.join(STAGES)}.")
     _refuse_unknown(plain, STAGES[name], configs)
+    _whole_limits(plain)
     try:
         stage = OmegaConf.to_object(
             OmegaConf.merge(OmegaConf.structured(STAGES[name]), plain.stage)
@@ -136,6 +137,14 @@ def _refuse_unknown(plain: DictConfig, stage: type, configs: Path) -> None:
                 f"'{key}' is no key of the configuration. Nearest: '{nearest(key, known)}'. "
                 "All keys: python run.py --cfg job"
             )
+
+
+def _whole_limits(plain: DictConfig) -> None:
+    """max_ratio=1 means 1.0: two levels deep OmegaConf would refuse a whole number."""
+    for limits in plain.checks.values():
+        for key, value in limits.items() if isinstance(limits, DictConfig) else ():
+            if type(value) is int:
+                limits[key] = float(value)
 
 
 def shipped_checks(configs: Path) -> dict[str, dict[str, float]]:

@@ -221,7 +221,7 @@ _EXPLAINS = {
     "split_hygiene": ("feature_leak", "last_seam", "input_independent_baseline", "confusion"),
     "feature_leak": ("last_seam", *_TRAINING),
     "record_store": ("loader", "split_parity", "last_seam", "modes", "human_metric", *_RUN),
-    "loader": ("last_seam", "step_oracle", *_RUN),
+    "loader": ("split_parity", "last_seam", "step_oracle", *_RUN),
     "target_offset": ("loss_at_init", "sample_boundary", *_TRAINING),
     "supervised_share": ("loss_contract", *_START, *_TRAINING),
     "split_parity": ("last_seam", "human_metric", "step_oracle", *_START, *_TRAINING),
