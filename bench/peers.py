@@ -122,7 +122,7 @@ class PeerJobs(Jobs):
             _hand_over(handoff, project)
             out = project / "peers.json"
             asked = {"package": project.name, "overrides": recipe.overrides, "out": str(out)}
-            words = [sys.executable, str(WORKER), json.dumps(asked)]
+            words = [str(WORKER), json.dumps(asked)]
             done = planting.run(words, project, LIMIT_S)
             found = _json(out) if out.exists() else {"results": {}, "running": None}
             ended = done.code == 0

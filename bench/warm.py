@@ -39,10 +39,14 @@ class Warm:
 
     def run(self, words: Sequence[str], folder: Path, out: Path, err: Path, limit_s: float) -> dict:
         """`words` (a script and its arguments) in the folder, its words into the two files: code
-        (negative: a signal), seconds (of CPU, without the imports), wall_s, timed_out."""
+        (negative: a signal), seconds (of CPU, without the imports), wall_s, timed_out. Raises
+        RuntimeError if the process itself was killed."""
         asked = [list(words), str(folder), str(out), str(err), limit_s]
         print(json.dumps(asked), file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"The process that runs scripts has ended: {self.process.wait()}.")
+        return json.loads(answer)
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
